@@ -1,1 +1,126 @@
-def main() -> None: ...
+"""The `nxbucket` command: parses arguments, calls the library, turns known errors into text.
+
+Only typer is imported here. Each command imports what it needs, so that `validate` and `--version`
+never pay for torch or vLLM.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+from nxbucket.toolkit import artifact_commands, output, serving_commands
+from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.errors import NxbucketError
+from nxbucket.toolkit.refusals import nearest
+
+ENVIRONMENT = ("NXBUCKET_ACTIVE", "NXBUCKET_CACHE_DIR", "NXBUCKET_DEBUG")
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""128 + SIGPIPE: what any Unix filter ends with when its reader has gone."""
+
+# \b keeps the lines of a paragraph apart in the help text.
+_EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    something you can mend: the model file, the cache, a program that did not compile
+  2    wrong usage: an unknown option, a file that is not there
+  3    this host lacks something: a tool, a device, a permission
+  130  interrupted (Ctrl-C)
+"""
+
+app = typer.Typer(
+    name="nxbucket",
+    help="Compile LLM bucket programs ahead of time, and serve from them.",
+    epilog=_EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Rich help costs a rich import per call and reads [brackets] as markup.
+    rich_markup_mode=None,
+)
+
+
+app.add_typer(artifact_commands.app)
+app.add_typer(serving_commands.app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        output.print_data(f"nxbucket {version('nxbucket')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def validate(model_yaml: ModelFile = None, as_json: Json = False) -> None:
+    """Check a model file and print the effective configuration."""
+    with output.errors_as_json(as_json):
+        from nxbucket.toolkit.spec import load_spec
+        from nxbucket.toolkit.spec_report import print_spec, spec_as_json
+
+        spec = load_spec(model_file(model_yaml))
+        if as_json:
+            output.print_json(spec_as_json(spec))
+        else:
+            print_spec(spec)
+
+
+def _warn_unknown_environment(environ: Mapping[str, str]) -> None:
+    for name in sorted(environ):
+        if name.startswith("NXBUCKET_") and name not in ENVIRONMENT:
+            near = nearest(name, ENVIRONMENT)
+            ending = f"; did you mean {near}?" if near else f"; known: {', '.join(ENVIRONMENT)}"
+            output.print_warning(f"unknown environment variable {name}{ending}")
+
+
+def _split_at_double_dash(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """`serve model.yaml -- --port 80`: what stands after the dashes is vLLM's, word for word.
+
+    Click would take the first of those words for a missing MODEL_YAML.
+    """
+    if arguments[:1] == ["serve"] and "--" in arguments:
+        at = arguments.index("--")
+        return arguments[:at], arguments[at + 1 :]
+    return arguments, []
+
+
+def main() -> None:
+    # A path that the terminal's encoding cannot show must not hide the message it stands in.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        _warn_unknown_environment(os.environ)
+        try:
+            ours, passed_on = _split_at_double_dash(sys.argv[1:])
+            app(ours, prog_name="nxbucket", obj=passed_on)
+        finally:
+            sys.stdout.flush()
+    except NxbucketError as error:
+        if os.environ.get("NXBUCKET_DEBUG") == "1":
+            traceback.print_exc()
+        output.print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Python flushes stdout once more on its way out; there must be something to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_BROKEN_PIPE)

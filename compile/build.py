@@ -1,0 +1,271 @@
+"""From a model file to artifacts in the cache and a lock file: hit, or compile and publish."""
+
+import collections
+import concurrent.futures
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Lookup
+from nxbucket.compile.canonical import digest_of
+from nxbucket.compile.compiler import CompilerSpec, Toolchain
+from nxbucket.compile.key import key_inputs
+from nxbucket.compile.lockfile import (
+    Lock,
+    changed_programs,
+    lock_path,
+    locked_program,
+    make_lock,
+    read_lock,
+    write_lock,
+)
+from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.plan import plan_programs
+from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
+from nxbucket.compile.worker import job_json
+from nxbucket.toolkit.errors import LockError
+from nxbucket.toolkit.spec import DeploySpec
+
+POLL_S = 0.2
+MEMORY_PER_JOB_BYTES = 3 << 30
+"""Assumed peak of one cpu compile; AOTInductor and g++ were seen at 1 to 2 GiB."""
+
+
+@dataclass(frozen=True)
+class PlannedProgram:
+    """A program with its input key and what the cache holds for it."""
+
+    program: BucketProgram
+    inputs: dict[str, Any]
+    key: str
+    found: Lookup
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one program came out.
+
+    `reused`: another entry had the same graph's artifact. `rebuilt`: the entry was corrupt, and
+    `detail` says how. `failed`: `detail` is the reason, and `log_path` where to read on.
+    """
+
+    planned: PlannedProgram
+    status: Literal["hit", "compiled", "rebuilt", "reused", "failed"]
+    wall_s: float
+    manifest: Manifest | None
+    detail: str | None = None
+    log_path: Path | None = None
+    log_tail: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.planned.name
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    toolchain: Toolchain
+    outcomes: list[Outcome]
+    lock_file: Path
+    lock_written: bool
+    changed: list[str]
+    """Programs whose bytes are not those the previous lock named."""
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [o for o in self.outcomes if o.status == "failed"]
+
+
+class Reporter(Protocol):
+    """Told what happens, from several threads."""
+
+    def planned(self, total: int) -> None: ...
+    def started(self, planned: PlannedProgram) -> None: ...
+    def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None: ...
+    def finished(self, outcome: Outcome) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    toolchain: Toolchain
+    programs: list[PlannedProgram]
+
+
+def plan(spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec) -> Plan:
+    """Every program of `spec`, looked up. No torch."""
+    toolchain = compiler.create().toolchain()
+    planned = []
+    for program in plan_programs(spec):
+        inputs = key_inputs(program, toolchain)
+        key = digest_of(inputs)
+        planned.append(PlannedProgram(program, inputs, key, cache.lookup(key)))
+    return Plan(toolchain, planned)
+
+
+def build(
+    spec: DeploySpec,
+    cache: ArtifactCache,
+    compiler: CompilerSpec,
+    reporter: Reporter,
+    *,
+    jobs: int | None = None,
+    timeout_s: float | None = None,
+) -> BuildReport:
+    """Compile what `cache` lacks, `jobs` at a time, and write the lock once everything is there.
+
+    A failed program does not stop the others, and is not remembered: the next run tries it again.
+    KeyboardInterrupt stops the running compiles and leaves what is finished in the cache.
+    """
+    planned = plan(spec, cache, compiler)
+    hits = [_hit(p, p.found) for p in planned.programs if isinstance(p.found, Hit)]
+    outcomes = {outcome.name: outcome for outcome in hits}
+    reporter.planned(len(planned.programs))
+    for outcome in outcomes.values():
+        reporter.finished(outcome)
+    missing = [p for p in planned.programs if p.name not in outcomes]
+    if missing:
+        cache.prepare()
+        run = _Run(cache, compiler, reporter, timeout_s, collections.deque(missing))
+        for outcome in run.all(jobs or default_jobs(len(missing))):
+            outcomes[outcome.name] = outcome
+    return _finish(spec, planned.toolchain, [outcomes[p.name] for p in planned.programs])
+
+
+def default_jobs(num_missing: int) -> int:
+    """As many as cores and free memory carry, at least one."""
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(num_missing, cores, free_bytes // MEMORY_PER_JOB_BYTES))
+
+
+@dataclass
+class _Run:
+    """The compiles of one build, shared by its threads. Each thread takes from `pending`."""
+
+    cache: ArtifactCache
+    compiler: CompilerSpec
+    reporter: Reporter
+    timeout_s: float | None
+    pending: collections.deque[PlannedProgram]
+
+    def __post_init__(self) -> None:
+        self.stop = threading.Event()
+
+    def all(self, jobs: int) -> list[Outcome]:
+        with concurrent.futures.ThreadPoolExecutor(jobs) as threads:
+            futures = [threads.submit(self._work) for _ in range(jobs)]
+            try:
+                return [outcome for f in futures for outcome in f.result()]
+            except BaseException:
+                self.stop.set()
+                raise
+
+    def _work(self) -> list[Outcome]:
+        outcomes = []
+        while not self.stop.is_set():
+            try:
+                planned = self.pending.popleft()
+            except IndexError:
+                break
+            try:
+                outcome = self._one(planned)
+            except Stopped:
+                break
+            except BaseException:
+                self.stop.set()
+                raise
+            if outcome is None:
+                # Another process compiles it. Try the others first, then look again.
+                self.pending.append(planned)
+                self.stop.wait(POLL_S)
+                continue
+            self.reporter.finished(outcome)
+            outcomes.append(outcome)
+        return outcomes
+
+    def _one(self, planned: PlannedProgram) -> Outcome | None:
+        """The program's outcome, or None if another process holds its lock."""
+        with self.cache.lock(planned.key, blocking=False) as held:
+            if not held:
+                self.reporter.waiting(planned, self.cache.lock_holder(planned.key))
+                return None
+            found = self.cache.lookup(planned.key)
+            if isinstance(found, Hit):
+                return _hit(planned, found)
+            self.reporter.started(planned)
+            return self._compile(planned, found)
+
+    def _compile(self, planned: PlannedProgram, found: Lookup) -> Outcome:
+        start = time.monotonic()
+        try:
+            result = self._run_with_one_retry(planned)
+        except JobFailure as failure:
+            return Outcome(
+                planned,
+                "failed",
+                time.monotonic() - start,
+                manifest=None,
+                detail=failure.reason,
+                log_path=failure.log_path,
+                log_tail=failure.log_tail,
+            )
+        graph_entry = self.cache.lookup(str(result["graph_key"]))
+        assert isinstance(graph_entry, Hit), graph_entry
+        manifest = self.cache.link(graph_entry.manifest, planned.inputs)
+        wall_s = time.monotonic() - start
+        if isinstance(found, Corrupt):
+            return Outcome(planned, "rebuilt", wall_s, manifest, detail=found.reason)
+        return Outcome(planned, "reused" if result["reused"] else "compiled", wall_s, manifest)
+
+    def _run_with_one_retry(self, planned: PlannedProgram) -> dict[str, object]:
+        """Again once after a signal (often memory, which may be free now); never after an error."""
+        try:
+            return self._run(planned)
+        except JobFailure as failure:
+            if failure.signal_number is None:
+                raise
+            return self._run(planned)
+
+    def _run(self, planned: PlannedProgram) -> dict[str, object]:
+        with self.cache.work_dir(planned.key) as work_dir:
+            job = job_json(planned.program, self.compiler, self.cache, work_dir)
+            log_path = self.cache.log_path(planned.key)
+            return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
+
+
+def _hit(planned: PlannedProgram, found: Hit) -> Outcome:
+    return Outcome(planned, "hit", 0.0, found.manifest)
+
+
+def _finish(spec: DeploySpec, toolchain: Toolchain, outcomes: list[Outcome]) -> BuildReport:
+    path = lock_path(spec.path)
+    programs = [
+        locked_program(o.planned.program, o.planned.key, o.manifest) for o in outcomes if o.manifest
+    ]
+    if len(programs) < len(outcomes):
+        return BuildReport(toolchain, outcomes, path, lock_written=False, changed=[])
+    previous = _previous_lock(path)
+    lock = make_lock(spec, toolchain.target, toolchain.versions, programs, previous)
+    return BuildReport(
+        toolchain,
+        outcomes,
+        path,
+        lock_written=write_lock(lock, path),
+        changed=changed_programs(previous, lock, toolchain.target),
+    )
+
+
+def _previous_lock(path: Path) -> Lock | None:
+    """None also for a lock that cannot be read: this run writes a good one."""
+    try:
+        return read_lock(path)
+    except LockError:
+        return None

@@ -1,0 +1,286 @@
+"""The artifact cache on a local disk: immutable blobs by content, entries by key.
+
+    blobs/sha256/<2>/<64 hex>     the bytes
+    entries/<2>/<64 hex>.json     a Manifest, under an input key or a graph key
+    locks/  logs/  tmp/           of this host only
+
+Readers trust an entry and nothing else, and check size and sha256 of every blob before they use it.
+A publisher stages in tmp/ on the same filesystem, syncs, renames the blobs, and the entry last: a
+crash at any point leaves either no entry or a whole artifact.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+from nxbucket.compile.canonical import file_sha256
+from nxbucket.compile.manifest import Blob, Manifest, is_digest
+from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
+
+MAX_ENTRY_BYTES = 64 << 20
+NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "fuse.s3fs", "9p"}
+
+
+@dataclass(frozen=True)
+class Hit:
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Miss:
+    pass
+
+
+@dataclass(frozen=True)
+class Corrupt:
+    """There is an entry, but it or a blob of it cannot be used. `reason` names the file."""
+
+    reason: str
+
+
+Lookup = Hit | Miss | Corrupt
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """Who holds a key's lock, as written for people. The lock itself is the kernel's."""
+
+    pid: int
+    host: str
+    since: float
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}, for {max(0, time.time() - self.since):.0f} s"
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """Where the cache is, and which setting said so."""
+
+    root: Path
+    origin: str
+
+
+def choose_cache(from_model_file: Path | None) -> CacheChoice:
+    """NXBUCKET_CACHE_DIR, else the model file's artifacts.cache, else the user's cache folder.
+
+    Never a made-up temporary folder: `compile` and `serve` must find the same one.
+    """
+    from_environment = os.environ.get("NXBUCKET_CACHE_DIR")
+    if from_environment:
+        return CacheChoice(Path(from_environment).expanduser().absolute(), "NXBUCKET_CACHE_DIR")
+    if from_model_file is not None:
+        return CacheChoice(from_model_file, "artifacts.cache")
+    path = Path(platformdirs.user_cache_dir("nxbucket")).expanduser()
+    if not path.is_absolute() or str(path).startswith("~"):
+        raise EnvironmentProblem(
+            "no home folder to keep the artifact cache in",
+            hint="set NXBUCKET_CACHE_DIR, or artifacts.cache in the model file",
+        )
+    return CacheChoice(path, "the user's cache folder")
+
+
+class ArtifactCache:
+    """One cache folder. Reading needs no write access; publishing takes `lock(key)` first."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    # Reading
+
+    def lookup(self, key: str) -> Lookup:
+        """Hit only if the entry is well formed, belongs to `key` and every blob verifies."""
+        path = self.entry_path(key)
+        try:
+            manifest = self._read_entry(path)
+        except FileNotFoundError:
+            return Miss()
+        except (CacheError, OSError) as err:
+            return Corrupt(f"{path}: {err}")
+        if manifest.key != key:
+            return Corrupt(f"{path}: holds the entry of key {manifest.key}")
+        for blob in manifest.blobs:
+            reason = self.check_blob(blob)
+            if reason:
+                return Corrupt(reason)
+        return Hit(manifest)
+
+    def entry(self, key: str) -> Manifest | str:
+        """The manifest under `key`, or why there is none to be had. Blobs are not read."""
+        try:
+            return self._read_entry(self.entry_path(key))
+        except (CacheError, OSError) as err:
+            return f"{self.entry_path(key)}: {err}"
+
+    def check_blob(self, blob: Blob) -> str | None:
+        """None if size and sha256 are right, else what is wrong with which file."""
+        path = self.blob_path(blob.digest)
+        try:
+            size = path.stat().st_size
+            if size != blob.size_bytes:
+                return f"{path}: {size} bytes, {blob.size_bytes} expected"
+            if file_sha256(path) != blob.digest:
+                return f"{path}: sha256 differs from its name"
+        except FileNotFoundError:
+            return f"{path}: missing"
+        except OSError as err:
+            return f"{path}: {err.strerror or err}"
+        return None
+
+    def all_keys(self) -> list[str]:
+        """Every key that has an entry file, sorted."""
+        names = (p.stem for p in self.root.glob("entries/??/*.json"))
+        return sorted(name for name in names if is_digest(name))
+
+    def blob_path(self, digest: str) -> Path:
+        return self.root / "blobs" / "sha256" / digest[:2] / digest
+
+    def entry_path(self, key: str) -> Path:
+        return self.root / "entries" / key[:2] / f"{key}.json"
+
+    def log_path(self, key: str) -> Path:
+        return self.root / "logs" / f"{key}.log"
+
+    @staticmethod
+    def _read_entry(path: Path) -> Manifest:
+        with path.open("rb") as f:
+            payload = f.read(MAX_ENTRY_BYTES + 1)
+        if len(payload) > MAX_ENTRY_BYTES:
+            raise CacheError(f"entry is larger than {MAX_ENTRY_BYTES} bytes")
+        return Manifest.from_json(payload)
+
+    # Writing
+
+    def prepare(self) -> None:
+        """Make the folders, or say why this cannot be a cache to write to."""
+        filesystem = _filesystem_type(self.root)
+        if filesystem in NETWORK_FILESYSTEMS:
+            raise CacheError(
+                f"{self.root} is on {filesystem}, where locks and renames are not reliable",
+                hint="put the cache on a local disk: artifacts.cache or NXBUCKET_CACHE_DIR",
+            )
+        try:
+            for name in ("blobs/sha256", "entries", "locks", "logs", "tmp"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root / "tmp"):
+                pass
+        except OSError as err:
+            raise CacheError(
+                f"{self.root}: cannot write to the artifact cache: {err.strerror or err}",
+                hint="choose a writable folder: artifacts.cache or NXBUCKET_CACHE_DIR",
+            ) from err
+
+    @contextlib.contextmanager
+    def lock(self, key: str, *, blocking: bool = True) -> Iterator[bool]:
+        """Hold `key`'s lock; yields False if it is taken and `blocking` is false.
+
+        The kernel releases it when the holder dies, however it dies.
+        """
+        lock = filelock.FileLock(self.root / "locks" / f"{key}.lock", blocking=blocking)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            yield False
+            return
+        holder = self.root / "locks" / f"{key}.json"
+        try:
+            holder.write_text(
+                json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()})
+            )
+            yield True
+        finally:
+            holder.unlink(missing_ok=True)
+            lock.release()
+
+    def lock_holder(self, key: str) -> LockHolder | None:
+        """Who says they hold `key`'s lock; None if nobody does (or the note is unreadable)."""
+        try:
+            return LockHolder(**json.loads((self.root / "locks" / f"{key}.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @contextlib.contextmanager
+    def work_dir(self, key: str) -> Iterator[Path]:
+        """An empty folder in tmp/ for one job. Call with `lock(key)` held.
+
+        What killed jobs of the same key left behind goes first.
+        """
+        parent = self.root / "tmp" / key
+        shutil.rmtree(parent, ignore_errors=True)
+        parent.mkdir(parents=True)
+        path = Path(tempfile.mkdtemp(dir=parent))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(parent, ignore_errors=True)
+
+    def add_blob(self, staged: Path) -> Blob:
+        """Move `staged` (in a `work_dir`) to its content address.
+
+        A file already there is kept if it verifies: other entries may point at it.
+        """
+        blob = Blob("program", file_sha256(staged), staged.stat().st_size)
+        if self.check_blob(blob) is not None:
+            _sync(staged)
+            target = self.blob_path(blob.digest)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staged.replace(target)
+            _sync(target.parent)
+        return blob
+
+    def publish(self, manifest: Manifest) -> None:
+        """Write the entry, atomically, over any older one. Its blobs must be in place."""
+        for blob in manifest.blobs:
+            reason = self.check_blob(blob)
+            if reason:
+                raise CacheError(f"not published: {reason}")
+        path = self.entry_path(manifest.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.root / "tmp", delete=False) as f:
+            f.write(manifest.to_json())
+            f.flush()
+            os.fsync(f.fileno())
+        Path(f.name).replace(path)
+        _sync(path.parent)
+
+    def link(self, graph_entry: Manifest, inputs: dict[str, object]) -> Manifest:
+        """Publish an input-key entry that points at a graph-key entry's blobs."""
+        linked = replace(graph_entry, key_kind="input", inputs=inputs)
+        self.publish(linked)
+        return linked
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _filesystem_type(path: Path) -> str | None:
+    """The type of the mount that holds `path` (or its nearest existing parent)."""
+    existing = next(p for p in (path, *path.parents) if p.exists()).resolve()
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return None
+    best, best_type = Path("/"), None
+    for line in mounts:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        mount = Path(fields[1].replace("\\040", " "))
+        if existing.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
+            best, best_type = mount, fields[2]
+    return best_type

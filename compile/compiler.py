@@ -1,0 +1,65 @@
+"""What a compiler is: a toolchain with a name, a lowering, and a way to bytes.
+
+Nothing a server imports leads here. Compilers run in subprocesses (`worker.py`), so an instance is
+described by plain values: `module:Class` and keyword options.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from nxbucket.compile.program import BucketProgram
+from nxbucket.toolkit.spec import DeploySpec
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What turns a graph into bytes. `target` names it in the lock, e.g. `cpu-x86-64-v4`.
+
+    `versions` holds every version and flag that decides the bytes; all of it is in the key.
+    """
+
+    target: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program on its way to bytes: the graph's canonical form, and what `compile` works on."""
+
+    graph: bytes
+    payload: Any
+
+
+class Compiler(Protocol):
+    def toolchain(self) -> Toolchain:
+        """Cheap, without torch. Raises EnvironmentProblem, naming the tool, if one is missing."""
+
+    def lower(self, program: BucketProgram) -> Lowered:
+        """Seconds; loads no weights."""
+
+    def compile(self, lowered: Lowered, work_dir: Path) -> Path:
+        """The compiled program's file, in `work_dir` (empty, on the cache's filesystem)."""
+
+
+@dataclass(frozen=True)
+class CompilerSpec:
+    """How a subprocess makes the same compiler: `module:Class` and its options."""
+
+    factory: str
+    options: Mapping[str, Any]
+
+    def create(self) -> Compiler:
+        module, _, name = self.factory.partition(":")
+        compiler: Compiler = getattr(importlib.import_module(module), name)(**self.options)
+        return compiler
+
+
+FACTORIES = {"cpu": "nxbucket.compile.cpu:CpuCompiler"}
+"""By target. One entry for each target that compiles today."""
+
+
+def compiler_for(spec: DeploySpec) -> CompilerSpec:
+    return CompilerSpec(FACTORIES[spec.target], {"march": spec.compiler.march})

@@ -1,0 +1,96 @@
+"""The cpu compiler: torch.export, then AOTInductor, to one .pt2 per program."""
+
+import importlib.metadata
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nxbucket.compile.compiler import Lowered, Toolchain
+from nxbucket.compile.host_cpu import host_march
+from nxbucket.compile.program import BucketProgram
+from nxbucket.toolkit.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+SIMD_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
+"""The vector width Inductor writes kernels for, by `-march` level."""
+
+
+class CpuCompiler:
+    """`march` is an x86-64 level, never `native`: a binary's needs must show in its name."""
+
+    def __init__(self, march: str | None = None) -> None:
+        self.march = march or host_march()
+
+    def toolchain(self) -> Toolchain:
+        try:
+            torch_version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError as err:
+            raise EnvironmentProblem(
+                "target cpu compiles with PyTorch, which is not installed",
+                hint="pip install 'nxbucket[cpu]'",
+            ) from err
+        return Toolchain(
+            target=f"cpu-{self.march}",
+            versions={
+                "compiler": "aotinductor",
+                "torch": torch_version,
+                "cxx": _cxx_version(),
+                "march": self.march,
+            },
+        )
+
+    def lower(self, program: BucketProgram) -> Lowered:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        from nxbucket.compile.graph import canonical_graph
+        from nxbucket.compile.programs.llama import LlamaProgram
+
+        with FakeTensorMode():
+            inputs = tuple(
+                torch.empty(t.shape, dtype=getattr(torch, t.dtype))
+                for t in program.signature.inputs
+            )
+        with torch.no_grad():
+            exported = torch.export.export(LlamaProgram(program).eval(), inputs, strict=False)
+        return Lowered(graph=canonical_graph(exported), payload=exported)
+
+    def compile(self, lowered: Lowered, work_dir: Path) -> Path:
+        exported: ExportedProgram = lowered.payload
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work_dir / "inductor")
+        import torch
+        import torch._inductor
+
+        package = work_dir / "program.pt2"
+        written = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(package), inductor_configs=self._inductor_options()
+        )
+        return Path(written)
+
+    def _inductor_options(self) -> "dict[str, Any]":
+        return {
+            "cpp.march": self.march,
+            "cpp.simdlen": SIMD_BITS[self.march],
+            # The number of threads is the serving host's affair, not the compiling one's.
+            "cpp.dynamic_threads": True,
+            # Each program compiles in a folder of its own: a precompiled header would be used once.
+            "cpp_cache_precompile_headers": False,
+            "aot_inductor.precompile_headers": False,
+        }
+
+
+def _cxx_version() -> str:
+    cxx = os.environ.get("CXX", "g++")
+    try:
+        banner = subprocess.run(
+            [cxx, "--version"], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as err:
+        raise EnvironmentProblem(
+            f"target cpu compiles with a C++ compiler, and `{cxx}` does not run",
+            hint="install g++ (apt-get install g++), or name another one in CXX",
+        ) from err
+    return banner.partition("\n")[0].strip()

@@ -1,0 +1,44 @@
+"""Artifact keys: sha256 over everything that decides the graph and the bytes, and nothing else.
+
+Two levels (docs/cache-keys.md lists each input and why):
+- the input key is computed from plain values, with no torch: a warm `compile` needs only this;
+- the graph key hashes the lowered graph, and is asked on an input-key miss: an upgrade that left
+  the graph as it was costs a lowering (seconds), not a compile.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from nxbucket.compile.canonical import digest_of
+from nxbucket.compile.compiler import Toolchain
+from nxbucket.compile.program import PROGRAM_VERSION, BucketProgram
+
+KEY_FORMAT = 1
+
+
+def key_inputs(program: BucketProgram, toolchain: Toolchain) -> dict[str, Any]:
+    """The inputs of a program's input key, as they are stored in its manifest."""
+    shape = asdict(program)
+    architecture = shape.pop("architecture")
+    return {
+        "format": KEY_FORMAT,
+        "kind": "input",
+        "program_version": PROGRAM_VERSION,
+        "program": shape,
+        "architecture": architecture,
+        "tensor_parallel_size": 1,
+        "toolchain": dict(toolchain.versions),
+    }
+
+
+def input_key(program: BucketProgram, toolchain: Toolchain) -> str:
+    return digest_of(key_inputs(program, toolchain))
+
+
+def graph_key_inputs(graph_sha256: str, toolchain: Toolchain) -> dict[str, Any]:
+    return {
+        "format": KEY_FORMAT,
+        "kind": "graph",
+        "graph": graph_sha256,
+        "toolchain": dict(toolchain.versions),
+    }

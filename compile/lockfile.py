@@ -1,0 +1,267 @@
+"""model.lock: which artifacts a model file stands for. Small, sorted JSON, made for git.
+
+Serving always goes through it, so a server needs no compiler and computes no key.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from nxbucket.compile.canonical import digest_of
+from nxbucket.compile.manifest import Blob, Manifest, blob_from_json, is_digest
+from nxbucket.compile.program import BucketProgram, Phase
+from nxbucket.toolkit.errors import CacheError, LockError
+from nxbucket.toolkit.spec import DeploySpec
+
+FORMAT = 1
+MAX_LOCK_BYTES = 16 << 20
+
+PROGRAM_KEYS = (
+    "target",
+    "dtype",
+    "tensor_parallel_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_gpu_blocks_override",
+    "neuron_config",
+    "compiler",
+)
+"""The keys of a model file that decide programs. The others may change without a new lock."""
+
+
+@dataclass(frozen=True)
+class LockedProgram:
+    name: str
+    phase: Phase
+    size: int
+    key: str
+    graph_key: str
+    blobs: tuple[Blob, ...]
+
+
+@dataclass(frozen=True)
+class LockedTarget:
+    """What one target's programs are, resolved: `num_kv_blocks` includes the null block."""
+
+    num_batched_tokens_buckets: tuple[int, ...]
+    num_seqs_buckets: tuple[int, ...]
+    num_kv_blocks: int
+    toolchain: Mapping[str, str]
+    programs: tuple[LockedProgram, ...]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """`spec`: the model file, every default filled in. `architecture`: what config.json said."""
+
+    spec: Mapping[str, Any]
+    architecture: Mapping[str, Any]
+    model_commit: str | None
+    targets: Mapping[str, LockedTarget]
+
+    @property
+    def spec_digest(self) -> str:
+        return spec_digest(self.spec)
+
+
+def lock_path(model_file: Path) -> Path:
+    """model.yaml -> model.lock, beside it."""
+    return model_file.with_suffix(".lock")
+
+
+def spec_digest(resolved: Mapping[str, Any]) -> str:
+    return digest_of({key: resolved.get(key) for key in PROGRAM_KEYS})
+
+
+def locked_program(program: BucketProgram, key: str, manifest: Manifest) -> LockedProgram:
+    return LockedProgram(
+        program.name, program.phase, program.size, key, manifest.graph_key, manifest.blobs
+    )
+
+
+def make_lock(
+    spec: DeploySpec,
+    target: str,
+    toolchain: Mapping[str, str],
+    programs: list[LockedProgram],
+    previous: Lock | None,
+) -> Lock:
+    """The lock after a complete compile for `target`.
+
+    What `previous` holds for other targets is kept if the model file still means the same to them.
+    """
+    resolved = _portable(spec)
+    architecture = asdict(spec.architecture)
+    keep = (
+        previous is not None
+        and previous.spec_digest == spec_digest(resolved)
+        and previous.architecture == architecture
+    )
+    others = dict(previous.targets) if previous is not None and keep else {}
+    neuron = spec.neuron_config
+    others[target] = LockedTarget(
+        neuron.num_batched_tokens_buckets,
+        neuron.num_seqs_buckets,
+        spec.num_kv_blocks,
+        dict(toolchain),
+        tuple(programs),
+    )
+    return Lock(resolved, architecture, None, others)
+
+
+def check_lock(lock: Lock, path: Path, spec: DeploySpec) -> None:
+    """Raises LockError, naming the keys that changed, if `lock` was made from something else."""
+    mine = _portable(spec)
+    changed = [
+        f"{key} ({_short(lock.spec.get(key))} -> {_short(mine.get(key))})"
+        for key in PROGRAM_KEYS
+        if lock.spec.get(key) != mine.get(key)
+    ]
+    architecture = asdict(spec.architecture)
+    changed += [
+        f"config.json {field} ({_short(lock.architecture.get(field))} -> {_short(value)})"
+        for field, value in architecture.items()
+        if lock.architecture.get(field) != value
+    ]
+    if changed:
+        raise LockError(
+            f"{path} was made from another {spec.path.name}; changed since: {', '.join(changed)}",
+            hint=f"nxbucket compile {spec.path}",
+        )
+
+
+def read_lock(path: Path) -> Lock:
+    """Raises LockError, with the command that writes one, if there is none or it is malformed."""
+    model_file = path.with_suffix(".yaml")
+    rewrite = f"nxbucket compile {model_file}"
+    try:
+        with path.open("rb") as f:
+            payload = f.read(MAX_LOCK_BYTES + 1)
+    except FileNotFoundError as err:
+        raise LockError(
+            f"{path}: no lock file, so nothing says what to serve", hint=rewrite
+        ) from err
+    except OSError as err:
+        raise LockError(f"{path}: {err.strerror or err}", hint=rewrite) from err
+    try:
+        if len(payload) > MAX_LOCK_BYTES:
+            raise CacheError(f"larger than {MAX_LOCK_BYTES} bytes")
+        return _lock_from_json(json.loads(payload))
+    except (CacheError, ValueError, RecursionError) as err:
+        raise LockError(f"{path}: not a lock file of ours: {err}", hint=rewrite) from err
+
+
+def write_lock(lock: Lock, path: Path) -> bool:
+    """Write atomically; False if the file already says exactly this."""
+    payload = json.dumps(_lock_as_json(lock), indent=1, sort_keys=True).encode() + b"\n"
+    try:
+        if path.read_bytes() == payload:
+            return False
+    except OSError:
+        pass
+    staged = path.with_name(f".{path.name}.tmp")
+    try:
+        staged.write_bytes(payload)
+        staged.replace(path)
+    except OSError as err:
+        raise LockError(
+            f"{path}: cannot write the lock file: {err.strerror or err}",
+            hint="keep the model file in a writable folder",
+        ) from err
+    return True
+
+
+def changed_programs(old: Lock | None, new: Lock, target: str) -> list[str]:
+    """Names of `target`'s programs whose bytes differ between two locks of the same target."""
+    if old is None or target not in old.targets:
+        return []
+    before = {p.name: p.blobs for p in old.targets[target].programs}
+    return [
+        p.name
+        for p in new.targets[target].programs
+        if p.name in before and before[p.name] != p.blobs
+    ]
+
+
+def _portable(spec: DeploySpec) -> dict[str, Any]:
+    """The effective model file without what belongs to this host (where its cache is)."""
+    return {key: value for key, value in spec.resolved().items() if key != "artifacts"}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _lock_as_json(lock: Lock) -> dict[str, Any]:
+    return {"format": FORMAT, "spec_digest": lock.spec_digest, **asdict(lock)}
+
+
+def _lock_from_json(raw: Any) -> Lock:
+    _check(isinstance(raw, dict), "an object is wanted")
+    _check(raw.get("format") == FORMAT, f"format {raw.get('format')!r}; this one reads {FORMAT}")
+    wanted = {"format", "spec_digest", *(f.name for f in fields(Lock))}
+    _check(set(raw) == wanted, f"missing or unknown fields: {sorted(set(raw) ^ wanted)}")
+    _check(isinstance(raw["spec"], dict), "`spec` is malformed")
+    _check(isinstance(raw["architecture"], dict), "`architecture` is malformed")
+    _check(raw["model_commit"] is None or isinstance(raw["model_commit"], str), "`model_commit`")
+    _check(isinstance(raw["targets"], dict), "`targets` is malformed")
+    targets = {name: _target(value) for name, value in raw["targets"].items()}
+    lock = Lock(raw["spec"], raw["architecture"], raw["model_commit"], targets)
+    _check(lock.spec_digest == raw["spec_digest"], "`spec` was edited: its digest differs")
+    return lock
+
+
+def _target(raw: Any) -> LockedTarget:
+    _fields(raw, LockedTarget)
+    for name in ("num_batched_tokens_buckets", "num_seqs_buckets"):
+        sizes = raw[name]
+        _check(isinstance(sizes, list) and all(_is_size(n) for n in sizes), f"`{name}`")
+    _check(_is_size(raw["num_kv_blocks"]), "`num_kv_blocks`")
+    toolchain = raw["toolchain"]
+    _check(isinstance(toolchain, dict), "`toolchain`")
+    _check(all(isinstance(v, str) for v in toolchain.values()), "`toolchain`")
+    _check(isinstance(raw["programs"], list), "`programs`")
+    programs = tuple(_program(p) for p in raw["programs"])
+    bound = sorted((p.phase, p.size) for p in programs)
+    listed = [("prefill", n) for n in raw["num_batched_tokens_buckets"]]
+    listed += [("decode", n) for n in raw["num_seqs_buckets"]]
+    _check(bound == sorted(listed), "`programs` and the bucket lists disagree")
+    return LockedTarget(
+        tuple(raw["num_batched_tokens_buckets"]),
+        tuple(raw["num_seqs_buckets"]),
+        raw["num_kv_blocks"],
+        toolchain,
+        programs,
+    )
+
+
+def _program(raw: Any) -> LockedProgram:
+    _fields(raw, LockedProgram)
+    _check(isinstance(raw["name"], str), "`name` of a program")
+    _check(raw["phase"] in get_args(Phase), "`phase` of a program")
+    _check(_is_size(raw["size"]), "`size` of a program")
+    _check(is_digest(raw["key"]) and is_digest(raw["graph_key"]), "keys of a program")
+    _check(isinstance(raw["blobs"], list) and len(raw["blobs"]) > 0, "`blobs` of a program")
+    return LockedProgram(**{**raw, "blobs": tuple(blob_from_json(b) for b in raw["blobs"])})
+
+
+def _fields(raw: Any, cls: type) -> None:
+    wanted = {f.name for f in fields(cls)}
+    _check(
+        isinstance(raw, dict) and set(raw) == wanted,
+        f"a {cls.__name__} has exactly the fields {', '.join(sorted(wanted))}",
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _check(good: bool, reason: str) -> None:
+    if not good:
+        raise CacheError(reason)

@@ -1,0 +1,124 @@
+"""An entry of the artifact cache: what was compiled, from what, into which bytes."""
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from nxbucket.compile.canonical import digest_of
+from nxbucket.compile.signature import ProgramSignature
+from nxbucket.toolkit.errors import CacheError
+
+FORMAT = 1
+HEX64 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes in the cache: `blobs/sha256/<2>/<digest>`. `role` says what a loader does with them."""
+
+    role: Literal["program"]
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The JSON behind `entries/<2>/<key>.json`.
+
+    `inputs` are the key's inputs in full: their digest is the key, so an entry that was moved
+    under another name is found out. `key_kind` is the level of the key (docs/cache-keys.md).
+    """
+
+    key_kind: Literal["input", "graph"]
+    program: str
+    target: str
+    inputs: dict[str, Any]
+    graph_key: str
+    signature: ProgramSignature
+    blobs: tuple[Blob, ...]
+    toolchain: dict[str, str]
+    lower_s: float
+    compile_s: float
+    peak_rss_bytes: int
+    log_sha256: str
+
+    @property
+    def key(self) -> str:
+        return digest_of(self.inputs)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(blob.size_bytes for blob in self.blobs)
+
+    def to_json(self) -> bytes:
+        raw = {
+            "format": FORMAT,
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "signature": self.signature.as_json(),
+            "blobs": [asdict(b) for b in self.blobs],
+        }
+        return json.dumps(raw, indent=1, sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> "Manifest":
+        """Raises CacheError, with the reason, for anything `to_json` could not have written."""
+        try:
+            raw = json.loads(payload)
+        except (ValueError, RecursionError) as err:
+            raise CacheError(f"entry is not JSON: {err}") from err
+        if not isinstance(raw, dict):
+            raise CacheError("entry is not a JSON object")
+        if raw.get("format") != FORMAT:
+            raise CacheError(
+                f"entry has format {raw.get('format')!r}; this nxbucket reads {FORMAT}"
+            )
+        del raw["format"]
+        wanted = {f.name for f in fields(cls)}
+        if set(raw) != wanted:
+            odd = ", ".join(sorted(set(raw) ^ wanted))
+            raise CacheError(f"entry has missing or unknown fields: {odd}")
+        for name in ("program", "target"):
+            _check(isinstance(raw[name], str), name)
+        _check(raw["key_kind"] in ("input", "graph"), "key_kind")
+        _check(isinstance(raw["inputs"], dict), "inputs")
+        _check(is_digest(raw["graph_key"]), "graph_key")
+        _check(is_digest(raw["log_sha256"]), "log_sha256")
+        toolchain = raw["toolchain"]
+        _check(isinstance(toolchain, dict), "toolchain")
+        _check(all(isinstance(v, str) for v in toolchain.values()), "toolchain")
+        for name in ("lower_s", "compile_s"):
+            _check(type(raw[name]) in (int, float), name)
+        _check(type(raw["peak_rss_bytes"]) is int, "peak_rss_bytes")
+        blobs = raw["blobs"]
+        _check(isinstance(blobs, list) and len(blobs) > 0, "blobs")
+        return cls(
+            **{
+                **raw,
+                "signature": ProgramSignature.from_json(raw["signature"]),
+                "blobs": tuple(blob_from_json(b) for b in blobs),
+            }
+        )
+
+
+def blob_from_json(raw: Any) -> Blob:
+    """Raises CacheError for anything but an object with exactly a Blob's fields."""
+    well_formed = (
+        isinstance(raw, dict)
+        and set(raw) == {"role", "digest", "size_bytes"}
+        and raw["role"] == "program"
+        and is_digest(raw["digest"])
+        and type(raw["size_bytes"]) is int
+        and raw["size_bytes"] > 0
+    )
+    _check(well_formed, "blobs")
+    return Blob(**raw)
+
+
+def is_digest(value: Any) -> bool:
+    return isinstance(value, str) and HEX64.fullmatch(value) is not None
+
+
+def _check(good: bool, field: str) -> None:
+    if not good:
+        raise CacheError(f"entry: field `{field}` is malformed")

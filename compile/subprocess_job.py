@@ -1,0 +1,93 @@
+"""Run one compile as a child process that can be stopped, whole, at any time."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TAIL_LINES = 15
+
+
+class Stopped(Exception):
+    """The build was interrupted while this job ran."""
+
+
+@dataclass
+class JobFailure(Exception):
+    """`reason` is a sentence; `signal_number` is set if the process was killed by one."""
+
+    reason: str
+    log_path: Path
+    signal_number: int | None = None
+
+    @property
+    def log_tail(self) -> str:
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-TAIL_LINES:])
+
+
+def run_job(
+    job: str, work_dir: Path, log_path: Path, timeout_s: float | None, stop: threading.Event
+) -> dict[str, object]:
+    """Run `nxbucket.compile.worker` on `job`; its result. Raises JobFailure or Stopped.
+
+    The child has an empty working folder, its own log and its own process group, which is killed as
+    a whole: compilers start children.
+    """
+    job_file, result_file = work_dir / "job.json", work_dir / "result.json"
+    job_file.write_text(job)
+    cwd = work_dir / "cwd"
+    cwd.mkdir()
+    command = [sys.executable, "-m", "nxbucket.compile.worker", str(job_file), str(result_file)]
+    # An editable install and the tests' compilers are found through sys.path, not the folder.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+        )
+    try:
+        returncode = _wait(process, timeout_s, stop)
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if returncode is None:
+        raise JobFailure(f"ran into the time limit of {timeout_s:g} s", log_path)
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        why = " (out of memory?)" if name == "SIGKILL" else ""
+        raise JobFailure(f"was killed by {name}{why}", log_path, -returncode)
+    if returncode > 0:
+        raise JobFailure(f"exited with status {returncode}", log_path)
+    result: dict[str, object] = json.loads(result_file.read_text())
+    return result
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float | None, stop: threading.Event
+) -> int | None:
+    """The exit status, or None once the time limit has passed. Raises Stopped."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=0.1)
+        if stop.is_set():
+            raise Stopped
+        if deadline is not None and time.monotonic() > deadline:
+            return None

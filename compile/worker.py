@@ -1,0 +1,113 @@
+"""One compile in a process of its own: `python -m nxbucket.compile.worker JOB.json RESULT.json`.
+
+A compiler that crashes, leaks or hangs takes nothing else with it. The caller holds the input key's
+lock; this process holds the graph key's while it compiles, so that equal graphs compile once.
+"""
+
+import ctypes
+import json
+import resource
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nxbucket.compile.cache import ArtifactCache, Hit
+from nxbucket.compile.canonical import digest_of, file_sha256, sha256_hex
+from nxbucket.compile.compiler import CompilerSpec
+from nxbucket.compile.key import graph_key_inputs
+from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.program import BucketProgram
+from nxbucket.toolkit.architecture import Architecture, Rope
+
+PR_SET_PDEATHSIG = 1
+
+
+def job_json(
+    program: BucketProgram, compiler: CompilerSpec, cache: ArtifactCache, work_dir: Path
+) -> str:
+    return json.dumps(
+        {
+            "program": asdict(program),
+            "compiler": asdict(compiler),
+            "cache_dir": str(cache.root),
+            "work_dir": str(work_dir),
+        }
+    )
+
+
+def main(job_file: str, result_file: str) -> None:
+    # A compile must not outlive the command that asked for it, not even after kill -9.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    job = json.loads(Path(job_file).read_text())
+    manifest, reused = compile_job(
+        _program_from_json(job["program"]),
+        CompilerSpec(**job["compiler"]),
+        ArtifactCache(Path(job["cache_dir"])),
+        Path(job["work_dir"]),
+    )
+    result = {"graph_key": manifest.key, "reused": reused}
+    Path(result_file).write_text(json.dumps(result))
+
+
+def compile_job(
+    program: BucketProgram, compiler_spec: CompilerSpec, cache: ArtifactCache, work_dir: Path
+) -> tuple[Manifest, bool]:
+    """Lower; take the graph's artifact from the cache, or compile and publish it.
+
+    Returns the graph entry and whether it was there already.
+    """
+    compiler = compiler_spec.create()
+    toolchain = compiler.toolchain()
+    start = time.monotonic()
+    lowered = compiler.lower(program)
+    lower_s = time.monotonic() - start
+    inputs = graph_key_inputs(sha256_hex(lowered.graph), toolchain)
+    key = digest_of(inputs)
+    print(f"{program.name}: lowered in {lower_s:.1f} s, graph key {key}", flush=True)
+    with cache.lock(key):
+        found = cache.lookup(key)
+        if isinstance(found, Hit):
+            return found.manifest, True
+        start = time.monotonic()
+        binary = compiler.compile(lowered, work_dir)
+        compile_s = time.monotonic() - start
+        print(f"{program.name}: compiled in {compile_s:.1f} s", flush=True)
+        sys.stdout.flush()
+        usage = (
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        manifest = Manifest(
+            key_kind="graph",
+            program=program.name,
+            target=toolchain.target,
+            inputs=inputs,
+            graph_key=key,
+            signature=program.signature,
+            blobs=(cache.add_blob(binary),),
+            toolchain=dict(toolchain.versions),
+            lower_s=round(lower_s, 3),
+            compile_s=round(compile_s, 3),
+            peak_rss_bytes=max(u.ru_maxrss for u in usage) * 1024,
+            log_sha256=_log_sha256(),
+        )
+        cache.publish(manifest)
+    return manifest, False
+
+
+def _log_sha256() -> str:
+    """Digest of this process's log so far: its standard output is the job's log file."""
+    path = Path("/proc/self/fd/1").resolve()
+    return file_sha256(path) if path.is_file() else sha256_hex(b"")
+
+
+def _program_from_json(raw: dict[str, Any]) -> BucketProgram:
+    architecture = raw["architecture"]
+    rope = Rope(**architecture["rope"])
+    return BucketProgram(**{**raw, "architecture": Architecture(**{**architecture, "rope": rope})})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

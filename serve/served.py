@@ -1,0 +1,145 @@
+"""What a server serves: the lock's target and what it was made for, as vLLM's config carries it.
+
+Everything a worker needs travels in `vllm_config.additional_config["nxbucket"]`, so that processes
+started by vLLM see it too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, Lookup, choose_cache
+from nxbucket.compile.host_cpu import LEVEL_FLAGS, host_cpu_flags
+from nxbucket.compile.lockfile import (
+    Lock,
+    LockedProgram,
+    LockedTarget,
+    check_lock,
+    lock_path,
+    read_lock,
+)
+from nxbucket.compile.manifest import Manifest
+from nxbucket.toolkit.architecture import Architecture, Rope
+from nxbucket.toolkit.errors import BindError, LockError
+from nxbucket.toolkit.spec import DeploySpec, load_spec
+
+
+@dataclass(frozen=True)
+class Served:
+    """One target of one lock, and where its artifacts are."""
+
+    lock_file: Path
+    cache: ArtifactCache
+    target: str
+    lock: Lock
+
+    @property
+    def locked(self) -> LockedTarget:
+        return self.lock.targets[self.target]
+
+    @property
+    def model_file(self) -> Path:
+        return self.lock_file.with_suffix(".yaml")
+
+    @property
+    def dtype(self) -> str:
+        return str(self.lock.spec["dtype"])
+
+    @property
+    def architecture(self) -> Architecture:
+        raw = dict(self.lock.architecture)
+        return Architecture(**{**raw, "rope": Rope(**raw["rope"])})
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Exact: every layer's keys and values, the null block included."""
+        arch = self.architecture
+        tokens = self.locked.num_kv_blocks * int(self.lock.spec["block_size"])
+        item_bytes = 4 if self.dtype == "float32" else 2
+        per_token = 2 * arch.num_hidden_layers * arch.num_key_value_heads * arch.head_dim
+        return tokens * per_token * item_bytes
+
+    def verified_manifests(self) -> dict[str, Manifest]:
+        """Every program's manifest, by name, each blob checked and the one the lock names.
+
+        Raises BindError listing all that is missing, corrupt or different, with the command that
+        mends it.
+        """
+        manifests, faults = {}, []
+        for program in self.locked.programs:
+            found = self.cache.lookup(program.key)
+            if isinstance(found, Hit) and found.manifest.blobs == program.blobs:
+                manifests[program.name] = found.manifest
+            else:
+                faults.append(_fault(program, found))
+        if faults:
+            raise BindError(
+                f"the cache {self.cache.root} does not hold what {self.lock_file} names: "
+                f"{'; '.join(faults)}",
+                hint=f"nxbucket compile {self.model_file}",
+            )
+        return manifests
+
+    def as_additional_config(self) -> dict[str, Any]:
+        """What goes into `additional_config`."""
+        locked = self.locked
+        return {
+            "neuron_config": {
+                "num_batched_tokens_buckets": list(locked.num_batched_tokens_buckets),
+                "num_seqs_buckets": list(locked.num_seqs_buckets),
+            },
+            "nxbucket": {
+                "lock": str(self.lock_file),
+                "cache": str(self.cache.root),
+                "target": self.target,
+            },
+        }
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any) -> "Served":
+        """Raises BindError if the engine was configured without us, LockError for a bad lock."""
+        ours = (vllm_config.additional_config or {}).get("nxbucket")
+        if not isinstance(ours, Mapping) or not {"lock", "cache", "target"} <= set(ours):
+            raise BindError(
+                "additional_config has no nxbucket section, so there is no lock to serve",
+                hint="start with `nxbucket serve`, or pass vllm.LLM(**engine_args('model.yaml'))",
+            )
+        lock_file = Path(ours["lock"])
+        cache = ArtifactCache(Path(ours["cache"]))
+        return cls(lock_file, cache, ours["target"], read_lock(lock_file))
+
+
+def _fault(program: LockedProgram, found: Lookup) -> str:
+    if isinstance(found, Hit):
+        return f"{program.name} has other bytes than the lock names"
+    if isinstance(found, Corrupt):
+        return f"{program.name} is corrupt ({found.reason})"
+    return f"{program.name} is missing"
+
+
+def resolve(path: Path) -> tuple[DeploySpec, Served]:
+    """The model file and what its lock says to serve here. `path` is model.yaml or model.lock.
+
+    Raises SpecError, LockError (none, malformed, of another model file) or BindError.
+    """
+    model_file = path.with_suffix(".yaml") if path.suffix == ".lock" else path
+    spec = load_spec(model_file)
+    lock_file = lock_path(spec.path)
+    lock = read_lock(lock_file)
+    check_lock(lock, lock_file, spec)
+    cache = ArtifactCache(choose_cache(spec.artifacts.cache).root)
+    return spec, Served(lock_file, cache, _target_for_host(lock, lock_file), lock)
+
+
+def _target_for_host(lock: Lock, lock_file: Path) -> str:
+    """The best of the lock's targets that this host can run."""
+    runnable = [f"cpu-{level}" for level, flags in LEVEL_FLAGS.items() if flags <= host_cpu_flags()]
+    for target in runnable:
+        if target in lock.targets:
+            return target
+    raise LockError(
+        f"{lock_file}: locked for {', '.join(sorted(lock.targets)) or 'no target'}; this host runs "
+        f"{', '.join(runnable) or 'none of the targets there are'}",
+        hint=f"nxbucket compile {lock_file.with_suffix('.yaml')}",
+    )

@@ -1,0 +1,266 @@
+"""`nxbucket compile` and `nxbucket cache`."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nxbucket.toolkit import output
+from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.errors import CompileError, UsageError
+
+if TYPE_CHECKING:
+    from nxbucket.compile.build import BuildReport, Plan
+    from nxbucket.compile.cache import ArtifactCache, CacheChoice
+    from nxbucket.compile.manifest import Manifest
+    from nxbucket.toolkit.spec import DeploySpec
+
+app = typer.Typer(rich_markup_mode=None)
+cache_app = typer.Typer(
+    help="Look at the artifact cache.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(cache_app, name="cache")
+
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        help="The cache folder; without it NXBUCKET_CACHE_DIR or the user's cache folder.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def compile(
+    model_yaml: ModelFile = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            help="Programs compiled at a time. Default: what cores and free memory carry.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout-s", min=1, help="Give a program up after this long.", show_default=False
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be compiled, and compile nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compile one program for each entry of both bucket lists, and write the lock file.
+
+    What the cache holds is not compiled again. Ctrl-C is safe: finished programs stay, and the same
+    command goes on where it stopped.
+    """
+    with output.errors_as_json(as_json):
+        from nxbucket.compile.build import build, plan
+        from nxbucket.compile.cache import ArtifactCache, choose_cache
+        from nxbucket.compile.compiler import compiler_for
+        from nxbucket.toolkit.progress import reporter
+        from nxbucket.toolkit.spec import load_spec
+
+        spec = load_spec(model_file(model_yaml))
+        for note in spec.notes:
+            output.print_note(note)
+        choice = choose_cache(spec.artifacts.cache)
+        cache, compiler = ArtifactCache(choice.root), compiler_for(spec)
+        output.print_note(f"cache {choice.root} ({choice.origin})")
+        if dry_run:
+            _print_plan(plan(spec, cache, compiler), choice, as_json)
+            return
+        start = time.monotonic()
+        with reporter() as progress:
+            report = build(spec, cache, compiler, progress, jobs=jobs, timeout_s=timeout_s)
+        _print_report(report, spec, choice, time.monotonic() - start, as_json)
+        if report.failed:
+            raise typer.Exit(CompileError.exit_code)
+
+
+def _print_plan(planned: "Plan", choice: "CacheChoice", as_json: bool) -> None:
+    rows = [
+        {"name": p.name, "key": p.key, "cache": type(p.found).__name__.lower()}
+        for p in planned.programs
+    ]
+    if as_json:
+        output.print_json(
+            {
+                "ok": True,
+                "target": planned.toolchain.target,
+                "toolchain": dict(planned.toolchain.versions),
+                "cache_dir": str(choice.root),
+                "programs": rows,
+            }
+        )
+        return
+    output.print_table(
+        [("program", "key", "cache"), *((r["name"], r["key"], r["cache"]) for r in rows)]
+    )
+    missing = sum(r["cache"] != "hit" for r in rows)
+    output.print_note(f"{missing} of {len(rows)} would be compiled for {planned.toolchain.target}")
+
+
+def _print_report(
+    report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float, as_json: bool
+) -> None:
+    if as_json:
+        output.print_json(_report_json(report, choice, wall_s))
+        return
+    rows = [("program", "status", "seconds", "bytes", "key")]
+    for o in report.outcomes:
+        size = str(o.manifest.size_bytes) if o.manifest else "-"
+        rows.append((o.name, o.status, f"{o.wall_s:.1f}", size, o.planned.key))
+    output.print_table(rows)
+    for o in report.failed:
+        output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
+        output.print_indented(o.log_tail)
+    if report.failed:
+        output.print_error(
+            CompileError(
+                f"{len(report.failed)} of {len(report.outcomes)} programs did not compile; "
+                f"{report.lock_file} is as it was",
+                hint=f"mend what the logs say; `nxbucket compile {spec.path}` builds only these",
+            )
+        )
+        return
+    for name in report.changed:
+        output.print_note(f"{name}: its bytes are new, and the lock names them now")
+    state = "written" if report.lock_written else "unchanged"
+    output.print_note(f"{report.lock_file} {state}; {len(rows) - 1} programs in {wall_s:.1f} s")
+
+
+def _report_json(report: "BuildReport", choice: "CacheChoice", wall_s: float) -> dict[str, Any]:
+    return {
+        "ok": not report.failed,
+        "target": report.toolchain.target,
+        "toolchain": dict(report.toolchain.versions),
+        "cache_dir": str(choice.root),
+        "lock": str(report.lock_file),
+        "lock_written": report.lock_written,
+        "changed": report.changed,
+        "wall_s": round(wall_s, 3),
+        "programs": [
+            {
+                "name": o.name,
+                "status": o.status,
+                "key": o.planned.key,
+                "graph_key": o.manifest.graph_key if o.manifest else None,
+                "digest": o.manifest.blobs[0].digest if o.manifest else None,
+                "size_bytes": o.manifest.size_bytes if o.manifest else None,
+                "wall_s": round(o.wall_s, 3),
+                "detail": o.detail,
+                "log": str(o.log_path) if o.log_path else None,
+            }
+            for o in report.outcomes
+        ],
+    }
+
+
+@cache_app.command("ls")
+def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
+    """List the entries, without reading the blobs."""
+    with output.errors_as_json(as_json):
+        cache = _open_cache(cache_dir)
+        entries = [(key, cache.entry(key)) for key in cache.all_keys()]
+        if as_json:
+            output.print_json(
+                {
+                    "ok": True,
+                    "cache_dir": str(cache.root),
+                    "entries": [
+                        {"key": key, "reason": e} if isinstance(e, str) else _brief(key, e)
+                        for key, e in entries
+                    ],
+                }
+            )
+            return
+        rows = [("key", "kind", "program", "target", "bytes", "compile s")]
+        for key, e in entries:
+            if isinstance(e, str):
+                rows.append((key, "corrupt", e, "-", "-", "-"))
+            else:
+                rows.append(
+                    (key, e.key_kind, e.program, e.target, str(e.size_bytes), f"{e.compile_s:.1f}")
+                )
+        output.print_table(rows)
+
+
+@cache_app.command("show")
+def cache_show(
+    key: Annotated[str, typer.Argument(help="A key, or its first digits.")],
+    cache_dir: CacheDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print one entry in full: the inputs of its key, signature, blobs, toolchain, timings."""
+    with output.errors_as_json(as_json):
+        import json
+
+        cache = _open_cache(cache_dir)
+        matching = [k for k in cache.all_keys() if k.startswith(key)]
+        if len(matching) != 1:
+            raise UsageError(
+                f"{len(matching)} entries of {cache.root} have a key that begins with {key!r}",
+                hint="nxbucket cache ls prints the keys; give more digits",
+            )
+        entry = cache.entry(matching[0])
+        if isinstance(entry, str):
+            raise UsageError(entry, hint="nxbucket cache verify, then nxbucket compile")
+        output.print_json({"ok": True, "key": matching[0], **json.loads(entry.to_json())})
+
+
+@cache_app.command("verify")
+def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
+    """Check every entry, and size and sha256 of every blob. Exit 1 if anything is wrong."""
+    with output.errors_as_json(as_json):
+        from nxbucket.compile.cache import Corrupt
+
+        cache = _open_cache(cache_dir)
+        found = {key: cache.lookup(key) for key in cache.all_keys()}
+        corrupt = {key: f.reason for key, f in found.items() if isinstance(f, Corrupt)}
+        if as_json:
+            output.print_json(
+                {
+                    "ok": not corrupt,
+                    "cache_dir": str(cache.root),
+                    "entries": len(found),
+                    "corrupt": [{"key": k, "reason": reason} for k, reason in corrupt.items()],
+                }
+            )
+        else:
+            for key, reason in corrupt.items():
+                output.print_data(f"{key}: {reason}")
+            output.print_note(f"{cache.root}: {len(found)} entries, {len(corrupt)} corrupt")
+        if corrupt:
+            raise typer.Exit(1)
+
+
+def _open_cache(cache_dir: Path | None) -> "ArtifactCache":
+    from nxbucket.compile.cache import ArtifactCache, choose_cache
+
+    cache = ArtifactCache(cache_dir.absolute() if cache_dir else choose_cache(None).root)
+    if not cache.root.is_dir():
+        raise UsageError(
+            f"no artifact cache at {cache.root}",
+            hint="nxbucket compile makes one; --cache-dir names another",
+        )
+    return cache
+
+
+def _brief(key: str, entry: "Manifest") -> dict[str, Any]:
+    return {
+        "key": key,
+        "kind": entry.key_kind,
+        "program": entry.program,
+        "target": entry.target,
+        "graph_key": entry.graph_key,
+        "size_bytes": entry.size_bytes,
+        "compile_s": entry.compile_s,
+    }

@@ -1,0 +1,118 @@
+"""What a person sees while programs compile: a live table on a terminal, plain lines elsewhere."""
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from nxbucket.compile.build import Outcome, PlannedProgram
+from nxbucket.compile.cache import LockHolder
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+
+class PlainReporter:
+    """One line on stderr for each thing that happens."""
+
+    def __init__(self) -> None:
+        self._waiting: set[str] = set()
+        self._total = self._done = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "PlainReporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def planned(self, total: int) -> None:
+        self._total = total
+
+    def started(self, planned: PlannedProgram) -> None:
+        self._say(f"{planned.name}: compiling")
+
+    def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None:
+        with self._lock:
+            if planned.name in self._waiting:
+                return
+            self._waiting.add(planned.name)
+        self._say(f"{planned.name}: being compiled by {holder or 'another process'}; waiting")
+
+    def finished(self, outcome: Outcome) -> None:
+        with self._lock:
+            self._done += 1
+            done = self._done
+        self._say(f"{describe(outcome)} [{done} of {self._total}]")
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class LiveReporter(PlainReporter):
+    """rich's progress display on stderr: a row for each running program, n of m below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        self._progress: Progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._rows: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "LiveReporter":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def planned(self, total: int) -> None:
+        super().planned(total)
+        self._overall = self._progress.add_task("programs", total=total)
+
+    def started(self, planned: PlannedProgram) -> None:
+        with self._lock:
+            self._rows[planned.name] = self._progress.add_task(f"{planned.name} compiling", total=1)
+
+    def finished(self, outcome: Outcome) -> None:
+        with self._lock:
+            row = self._rows.pop(outcome.name, None)
+        if row is not None:
+            self._progress.remove_task(row)
+        super().finished(outcome)
+        self._progress.advance(self._overall)
+
+    def _say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe(outcome: Outcome) -> str:
+    """One line on how a program came out."""
+    took = "" if outcome.status == "hit" else f" in {outcome.wall_s:.1f} s"
+    words = {
+        "hit": "hit",
+        "compiled": f"compiled{took}",
+        "reused": f"same graph as an artifact in the cache, reused{took}",
+        "rebuilt": f"was corrupt ({outcome.detail}), compiled again{took}",
+        "failed": f"FAILED{took}: the compiler {outcome.detail}; log: {outcome.log_path}",
+    }
+    return f"{outcome.name}: {words[outcome.status]}"
+
+
+def reporter() -> PlainReporter:
+    return LiveReporter() if sys.stderr.isatty() else PlainReporter()

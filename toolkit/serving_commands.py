@@ -1,0 +1,44 @@
+"""`nxbucket serve` and `nxbucket generate`."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from nxbucket.toolkit import output
+from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def serve(context: typer.Context, model_yaml: ModelFile = None) -> None:
+    """Start vLLM's OpenAI server, bound to the artifacts that model.lock names.
+
+    It never compiles. What stands after `--` goes to `vllm serve`:
+    nxbucket serve model.yaml -- --port 8000
+    """
+    from nxbucket.serve.launcher import serve as serve_lock
+
+    serve_lock(model_file(model_yaml), context.obj or [])
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option("--prompt", help="The text to continue.")],
+    model_yaml: ModelFile = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Stop after this many tokens.")
+    ] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Continue one prompt with the programs that model.lock names, without a server."""
+    with output.errors_as_json(as_json):
+        from nxbucket.serve.offline import generate as generate_text
+
+        result = generate_text(model_file(model_yaml), prompt, max_tokens, temperature)
+        if as_json:
+            output.print_json({"ok": True, **asdict(result)})
+        else:
+            output.print_data(result.text)

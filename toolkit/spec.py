@@ -1,0 +1,135 @@
+"""The model file: `load_spec` turns model.yaml into a frozen DeploySpec, or says all that is wrong.
+
+Defaults, for keys left out. They are our own and always passed on to vLLM, whose defaults differ
+between its server and its `LLM` class:
+
+    target                      cpu
+    dtype                       the checkpoint's
+    tensor_parallel_size        1
+    max_model_len               the model's max_position_embeddings, at most 4096
+    max_num_seqs                8
+    max_num_batched_tokens      2048
+    block_size                  32
+    num_gpu_blocks_override     max_num_seqs requests of max_model_len, and vLLM's null block
+    enable_prefix_caching       true
+    async_scheduling            null: on where the executor overlaps
+    num_batched_tokens_buckets  powers of two from 128, closed by
+                                min(max_num_batched_tokens, max_model_len)
+    num_seqs_buckets            powers of two from 1, closed by max_num_seqs
+    compiler                    optlevel 1, auto_cast none
+
+Keys follow vLLM and AWS, so a line can be pasted. `enable_chunked_prefill` may be given and must be
+true of what we do anyway: it changes no program and is not part of the spec.
+"""
+
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from nxbucket.toolkit.architecture import Architecture
+from nxbucket.toolkit.errors import SpecError
+from nxbucket.toolkit.spec_reader import read_values
+from nxbucket.toolkit.yaml_source import read_yaml
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+class NeuronConfig(_Frozen):
+    num_batched_tokens_buckets: tuple[int, ...]
+    num_seqs_buckets: tuple[int, ...]
+    kv_segment_size_buckets: None = None
+    decode_context_length_buckets: None = None
+
+
+class CompilerOptions(_Frozen):
+    optlevel: int = 1
+    auto_cast: str = "none"
+    lnc: int | None = None
+    flags: tuple[str, ...] = ()
+    march: str | None = None
+
+
+class ArtifactLocations(_Frozen):
+    cache: Path | None = None
+    """Absolute; a relative path in the file is relative to the file."""
+    remote: str | None = None
+
+
+class DeploySpec(_Frozen):
+    path: Path
+    model: str
+    revision: str | None = None
+    target: str
+    dtype: Dtype
+    tensor_parallel_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_gpu_blocks_override: int | None
+    enable_prefix_caching: bool
+    async_scheduling: bool | None
+    neuron_config: NeuronConfig
+    compiler: CompilerOptions = CompilerOptions()
+    artifacts: ArtifactLocations = ArtifactLocations()
+    serve: dict[str, Any] = {}
+    architecture: Architecture
+    defaulted: frozenset[str] = frozenset()
+    """Dotted keys left to their default."""
+    notes: tuple[str, ...] = ()
+    """What a person should know and need not mend."""
+
+    @property
+    def model_dir(self) -> Path:
+        return self.path.parent / self.model
+
+    @property
+    def effective_max_num_batched_tokens(self) -> int:
+        """No step can be longer than a sequence."""
+        return min(self.max_num_batched_tokens, self.max_model_len)
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return ceil(self.max_model_len / self.block_size)
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """KV blocks of every program, vLLM's null block among them."""
+        if self.num_gpu_blocks_override is not None:
+            return self.num_gpu_blocks_override
+        return self.max_num_seqs * self.max_blocks_per_seq + 1
+
+    def resolved(self) -> dict[str, Any]:
+        """The effective configuration under model.yaml's own names, as JSON can hold it.
+
+        The same on every host: a cache below the file's folder stays relative to it.
+        """
+        own = {"path", "architecture", "defaulted", "notes"}
+        config = self.model_dump(mode="json", exclude=own)
+        config["num_gpu_blocks_override"] = self.num_kv_blocks
+        if (cache := self.artifacts.cache) is not None:
+            beside = cache.is_relative_to(self.path.parent)
+            config["artifacts"]["cache"] = str(
+                cache.relative_to(self.path.parent) if beside else cache
+            )
+        return config
+
+
+def load_spec(path: Path) -> DeploySpec:
+    """Raises SpecError with every problem of model.yaml and config.json found in one run.
+
+    A file that is not there or is a directory is a UsageError, one that may not be read an
+    EnvironmentProblem.
+    """
+    file = path.absolute()
+    document = read_yaml(file)
+    values, problems = read_values(document)
+    if problems:
+        raise SpecError(document.placed(problems))
+    return DeploySpec.model_validate(values)

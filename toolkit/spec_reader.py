@@ -1,0 +1,335 @@
+"""Reads the sections of a model file into the values of a DeploySpec, noting all that is wrong."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nxbucket.toolkit.architecture import ModelConfig, read_architecture
+from nxbucket.toolkit.buckets import (
+    check_bucket_list,
+    get_default_num_batched_tokens_buckets,
+    get_default_num_seqs_buckets,
+    show,
+)
+from nxbucket.toolkit.errors import Problem, SpecError
+from nxbucket.toolkit.refusals import (
+    argument_name,
+    is_vllm_key_that_holds,
+    refused_key,
+    refused_serve_argument,
+    unknown_key_hint,
+)
+from nxbucket.toolkit.section import Section, integer_hint
+from nxbucket.toolkit.validate import Limits, check_limits
+from nxbucket.toolkit.yaml_source import Document, MapNode, Node, ScalarNode
+
+MAX_DEFAULT_MODEL_LEN = 4096
+DTYPES = ("float32", "bfloat16", "float16")
+TARGETS = ("cpu", "trn1", "trn1n", "inf2", "trn2", "trn3")
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "": (
+        "model", "revision", "target", "dtype", "tensor_parallel_size", "max_model_len",
+        "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override",
+        "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "neuron_config",
+        "compiler", "artifacts", "profile", "serve",
+    ),
+    "neuron_config": (
+        "num_batched_tokens_buckets", "num_seqs_buckets", "kv_segment_size_buckets",
+        "decode_context_length_buckets",
+    ),
+    "compiler": ("optlevel", "auto_cast", "lnc", "flags", "march"),
+    "artifacts": ("cache", "remote"),
+}  # fmt: skip
+
+
+def read_values(document: Document) -> tuple[dict[str, Any], list[Problem]]:
+    """DeploySpec's fields, complete where no problem was found."""
+    problems = [*document.problems]
+    top = Section(document.root, document.file, "", problems)
+    values = _SpecReader(top, document.file, problems).read()
+    return values, problems
+
+
+class _SpecReader:
+    """Reads section by section into one list of problems."""
+
+    def __init__(self, top: Section, file: Path, problems: list[Problem]) -> None:
+        self._top = top
+        self._file = file
+        self._problems = problems
+        self._notes: list[str] = []
+
+    def read(self) -> dict[str, Any]:
+        top = self._top
+        self._check_keys(top, "")
+        sections = {name: top.child(name) for name in ("neuron_config", "compiler", "artifacts")}
+        for name, section in sections.items():
+            self._check_keys(section, name)
+        config = self._read_model()
+        positions = None if config is None else config.max_position_embeddings
+        values: dict[str, Any] = {
+            "path": self._file,
+            "model": self._model,
+            "revision": top.string("revision", None),
+            "target": self._read_target(),
+            "dtype": self._read_dtype(config),
+            "tensor_parallel_size": self._read_tensor_parallel_size(),
+            "max_model_len": top.integer(
+                "max_model_len",
+                None if positions is None else min(positions, MAX_DEFAULT_MODEL_LEN),
+            ),
+            "max_num_seqs": top.integer("max_num_seqs", 8),
+            "max_num_batched_tokens": top.integer("max_num_batched_tokens", 2048),
+            "block_size": top.integer("block_size", 32),
+            "num_gpu_blocks_override": top.integer("num_gpu_blocks_override", None),
+            "enable_prefix_caching": top.boolean("enable_prefix_caching", True),
+            "async_scheduling": top.boolean("async_scheduling", None),
+        }
+        limits = Limits(
+            file=self._file,
+            defaulted=frozenset(top.defaulted),
+            enable_chunked_prefill=top.boolean("enable_chunked_prefill", None),
+            architecture=None if config is None else config.architecture,
+            max_position_embeddings=positions,
+            **{key: values[key] for key in Limits.__annotations__ if key in values},
+        )
+        self._problems += check_limits(limits)
+        values["neuron_config"] = self._read_buckets(sections["neuron_config"], limits)
+        values["compiler"] = self._read_compiler(sections["compiler"])
+        values["artifacts"] = self._read_artifacts(sections["artifacts"])
+        values["serve"] = self._read_serve()
+        self._refuse_profile()
+        self._note_limits(limits)
+        values["architecture"] = limits.architecture
+        given = (top, *sections.values())
+        values["defaulted"] = frozenset().union(*(s.defaulted for s in given))
+        values["defaulted"] -= {"profile", "enable_chunked_prefill"}
+        values["notes"] = tuple(self._notes)
+        return values
+
+    def _check_keys(self, section: Section, name: str) -> None:
+        for key in section:
+            if key in KEYS[name]:
+                continue
+            value = None
+            if isinstance(node := section.node(key), ScalarNode):
+                value = node.value
+            if not name and is_vllm_key_that_holds(key, value) and node is not None:
+                self._notes.append(f"{key}: holds here anyway; the line changes nothing")
+            elif not name and (refusal := refused_key(key, value)):
+                section.report_key(key, "cannot-hold", *refusal)
+            else:
+                message = f"unknown key {show(section.dotted(key))}"
+                section.report_key(key, "unknown-key", message, unknown_key_hint(key, name, KEYS))
+
+    def _read_model(self) -> ModelConfig | None:
+        self._model = model = self._top.string("model", None)
+        if model is None:
+            if "model" not in self._top or "model" in self._top.defaulted:
+                message = "model is missing: the folder of a Hugging Face checkpoint"
+                problem = Problem(
+                    "model-missing", message, "add `model: <folder>`", self._file, key="model"
+                )
+                self._problems.append(problem)
+            return None
+        folder = self._file.parent / model
+        try:
+            found = folder.is_dir()
+        except OSError:
+            found = False  # a name too long for the file system
+        if not found:
+            self._refuse_model(model, folder)
+            return None
+        try:
+            config = read_architecture(folder)
+        except SpecError as err:
+            self._problems += err.problems
+            return None
+        self._notes += config.notes
+        return config
+
+    def _refuse_model(self, model: str, folder: Path) -> None:
+        if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+            message = f"no folder {show(model)} beside this file; hub ids are not read yet"
+            hint = f"run `hf download {show(model)} --local-dir <folder>`, then `model: <folder>`"
+            self._top.report("model", "model-not-local", message, hint)
+        else:
+            message = f"no folder {show(str(folder), 300)}"
+            hint = "give the folder that holds config.json; relative paths start at this file"
+            self._top.report("model", "model-not-found", message, hint)
+
+    def _read_target(self) -> str | None:
+        target = self._top.choice("target", TARGETS, "cpu")
+        if target not in (None, "cpu"):
+            hint = "today target: cpu compiles and serves"
+            self._top.report("target", "not-yet", f"not yet: target {target}", hint)
+        return target
+
+    def _read_dtype(self, config: ModelConfig | None) -> str | None:
+        top = self._top
+        if "dtype" in top:
+            dtype = top.choice("dtype", DTYPES, None)
+            if "dtype" not in top.defaulted:
+                return dtype
+        top.defaulted.add("dtype")
+        if config is None or config.dtype in DTYPES:
+            return None if config is None else config.dtype
+        named = "names no dtype" if config.dtype is None else f"is {show(config.dtype)}"
+        problem = Problem(
+            "dtype-unknown",
+            f"the checkpoint {named}; it must be one of {', '.join(DTYPES)}",
+            "set dtype in model.yaml",
+            self._file,
+            key="dtype",
+        )
+        self._problems.append(problem)
+        return None
+
+    def _read_tensor_parallel_size(self) -> int | None:
+        size = self._top.integer("tensor_parallel_size", 1)
+        if size is not None and size > 1:
+            message = f"not yet: tensor_parallel_size {size}"
+            hint = "one rank compiles and serves today: tensor_parallel_size: 1"
+            self._top.report("tensor_parallel_size", "not-yet", message, hint)
+        return size
+
+    def _read_buckets(self, section: Section, limits: Limits) -> dict[str, Any]:
+        for key, what in (
+            ("kv_segment_size_buckets", "prior KV is read in one piece"),
+            ("decode_context_length_buckets", "decode programs take max_model_len"),
+        ):
+            node = section.node(key)
+            if node is not None and not (isinstance(node, ScalarNode) and node.kind == "null"):
+                message = f"not yet: {key}; it comes with long-context support"
+                section.report(key, "not-yet", message, f"delete the line; today {what}")
+            else:
+                section.defaulted.add(section.dotted(key))
+        budget = limits.effective_max_num_batched_tokens
+        tokens_rule = (
+            f"min of {limits.named('max_num_batched_tokens')}, and {limits.named('max_model_len')}"
+        )
+        tokens = self._read_list(section, "num_batched_tokens_buckets", budget, tokens_rule, limits)
+        seqs_rule = limits.named("max_num_seqs")
+        seqs = self._read_list(section, "num_seqs_buckets", limits.max_num_seqs, seqs_rule, limits)
+        if tokens is None and budget is not None:
+            tokens = get_default_num_batched_tokens_buckets(budget)
+        if seqs is None and limits.max_num_seqs is not None:
+            seqs = get_default_num_seqs_buckets(limits.max_num_seqs)
+        return {
+            "num_batched_tokens_buckets": tuple(tokens or ()),
+            "num_seqs_buckets": tuple(seqs or ()),
+        }
+
+    def _read_list(
+        self, section: Section, key: str, last: int | None, last_rule: str, limits: Limits
+    ) -> list[int] | None:
+        nodes = section.items(key, "list of integers")
+        if nodes is None:
+            return None
+        values = [
+            int(n.text) if isinstance(n, ScalarNode) and n.kind == "integer" else _for_message(n)
+            for n in nodes
+        ]
+        dotted = section.dotted(key)
+        for problem in check_bucket_list(
+            values,
+            file=self._file,
+            key=dotted,
+            last=last,
+            last_rule=last_rule,
+            last_hint=_last_hint(key, values, last, limits),
+        ):
+            if problem.code == "bucket-not-integer" and problem.key is not None:
+                index = int(problem.key[len(dotted) + 1 : -1])
+                self._problems.append(replace(problem, hint=integer_hint(nodes[index])))
+            else:
+                self._problems.append(problem)
+        return [value for value in values if isinstance(value, int)]
+
+    def _read_compiler(self, section: Section) -> dict[str, Any]:
+        flags = []
+        for index, node in enumerate(section.items("flags", "list of strings") or ()):
+            if isinstance(node, ScalarNode) and node.kind == "string" and node.text.isprintable():
+                flags.append(node.text)
+            else:
+                message = f"{section.dotted(f'flags[{index}]')} is no string"
+                section.report(f"flags[{index}]", "wrong-type", message, "put it in quotes")
+        return {
+            "optlevel": section.integer("optlevel", 1, maximum=3),
+            "auto_cast": section.choice("auto_cast", ("none", "matmult", "all"), "none"),
+            "lnc": section.integer("lnc", None, maximum=2),
+            "flags": tuple(flags),
+            "march": section.string("march", None),
+        }
+
+    def _read_artifacts(self, section: Section) -> dict[str, Any]:
+        cache = section.string("cache", None)
+        if section.string("remote", None) is not None:
+            message = "not yet: artifacts.remote; stores other than the local cache come later"
+            section.report(
+                "remote", "not-yet", message, "delete the line; artifacts.cache works today"
+            )
+        return {"cache": None if cache is None else self._file.parent / cache, "remote": None}
+
+    def _read_serve(self) -> dict[str, Any]:
+        section = self._top.child("serve")
+        arguments: dict[str, Any] = {}
+        for key in section:
+            name = argument_name(key)
+            value = section.plain(key)
+            if refusal := refused_serve_argument(key, value):
+                section.report_key(key, "serve-argument", *refusal)
+            elif name in arguments:
+                message = f"serve.{show(key)} is given twice, with - and with _"
+                section.report_key(key, "duplicate-key", message, "keep one of them")
+            else:
+                arguments[name] = value
+        return arguments
+
+    def _refuse_profile(self) -> None:
+        if self._top.string("profile", None) is not None:
+            message = "not yet: profile"
+            hint = "delete the line and give the bucket lists under neuron_config"
+            self._top.report("profile", "not-yet", message, hint)
+
+    def _note_limits(self, limits: Limits) -> None:
+        budget, length = limits.max_num_batched_tokens, limits.max_model_len
+        if budget is not None and length is not None and budget > length:
+            self._notes.append(
+                f"the effective token budget is {length}: min of "
+                f"{limits.named('max_num_batched_tokens')}, and {limits.named('max_model_len')}. "
+                f"The last prefill bucket is held to {length}, not to max_num_batched_tokens alone "
+                "(AWS documents both rules)"
+            )
+        if limits.enable_chunked_prefill is False:
+            self._notes.append(
+                "enable_chunked_prefill: false holds because every prompt fits one step; "
+                "chunked prefill stays on"
+            )
+
+
+def _for_message(node: Node) -> object:
+    """An item that is no integer, as the value an error shows."""
+    if isinstance(node, ScalarNode):
+        return node.value
+    return {} if isinstance(node, MapNode) else []
+
+
+def _last_hint(key: str, values: list[object], last: int | None, limits: Limits) -> str | None:
+    """Where the list fits a limit that was left out, or AWS's other rule, that is the mend."""
+    sizes = [v for v in values if isinstance(v, int)]
+    if last is None or not sizes:
+        return None
+    largest = max(sizes)
+    if key == "num_seqs_buckets":
+        return f"end the list in {last}, or set max_num_seqs: {largest}"
+    if largest == limits.max_num_batched_tokens and largest > last:
+        return (
+            f"end the list in {last}: the rule is min(max_num_batched_tokens, max_model_len). "
+            "AWS's configuration page reads it as max_num_batched_tokens alone, which this list "
+            "keeps, but no step is longer than max_model_len"
+        )
+    if largest > last and largest <= (limits.max_model_len or 0):
+        return f"end the list in {last}, or set max_num_batched_tokens: {largest}"
+    return f"end the list in {last}"
