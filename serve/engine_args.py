@@ -5,6 +5,7 @@ Nothing here imports vLLM: what it needs to find must be set before it is.
 
 import importlib.metadata
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def prepare_environment() -> None:
         raise EnvironmentProblem(
             "VLLM_TARGET_DEVICE is set, and makes vLLM ignore platform plugins",
             hint="unset VLLM_TARGET_DEVICE",
+        )
+    if shutil.which("lscpu") is None:
+        raise EnvironmentProblem(
+            "vLLM's CPU build runs `lscpu` when it starts, and PATH has none",
+            hint="install util-linux (apt-get install util-linux)",
         )
     os.environ[ACTIVATION_FLAG] = "1"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"

@@ -4,6 +4,8 @@ The engine's processes write prometheus_client's multiprocess files (the launche
 PROMETHEUS_MULTIPROC_DIR before anything imports the library); the front end adds them up.
 """
 
+from collections.abc import Sequence
+
 import torch._dynamo.utils
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -68,7 +70,17 @@ def compiles_so_far() -> int:
     return int(counters["frames"]["total"]) + int(counters["aot_autograd"]["total"])
 
 
-def record_scheduler(state: str, states: tuple[str, ...], held_back: int) -> None:
-    for name in states:
-        _state.labels(name).set(name == state)
-    _held_back.set(held_back)
+class SchedulerMetrics:
+    """Written by the scheduler, once per step, and only what changed."""
+
+    def __init__(self, states: Sequence[str]) -> None:
+        self._states = tuple(states)
+        self._last: tuple[str, int] | None = None
+
+    def record(self, state: str, num_held_back: int) -> None:
+        if (state, num_held_back) == self._last:
+            return
+        self._last = (state, num_held_back)
+        for name in self._states:
+            _state.labels(name).set(name == state)
+        _held_back.set(num_held_back)

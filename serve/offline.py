@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nxbucket.serve.engine_args import check_platform, engine_args
+from nxbucket.toolkit.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,16 @@ def generate(path: Path, prompt: str, max_tokens: int, temperature: float) -> Ge
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams
+    from vllm.exceptions import VLLMClientError
 
     check_platform()
     llm = LLM(**arguments, disable_log_stats=True)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    (request,) = llm.generate([prompt], params, use_tqdm=False)
+    try:
+        (request,) = llm.generate([prompt], params, use_tqdm=False)
+    except (VLLMClientError, ValueError) as err:
+        raise UsageError(
+            f"vLLM refuses the prompt: {err}", hint="shorten it, or raise max_model_len and compile"
+        ) from err
     output = request.outputs[0]
     return Generation(output.text, list(output.token_ids), output.finish_reason)

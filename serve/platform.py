@@ -15,8 +15,6 @@ from nxbucket.toolkit.errors import BindError
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = logging.getLogger(__name__)
-
 
 class NeuronPlatform(CpuPlatform):
     """`_enum` stays CPU on purpose: many of vLLM's code paths ask `is_cpu()`."""
@@ -37,6 +35,7 @@ class NeuronPlatform(CpuPlatform):
         parallel.distributed_executor_backend = executor
         if vllm_config.model_config is None:
             return
+        _share_vllm_logging()
         check_shapes(vllm_config)
         parallel.worker_cls = "nxbucket.serve.worker.NeuronWorker"
         name = "NeuronAsyncScheduler" if want_async else "NeuronScheduler"
@@ -53,6 +52,14 @@ class NeuronPlatform(CpuPlatform):
                 "every prompt token; this server's return those of the last one",
                 parameter="prompt_logprobs",
             )
+
+
+def _share_vllm_logging() -> None:
+    """Our log lines go where vLLM's go. It configures only its own logger, in every process."""
+    ours, theirs = logging.getLogger("nxbucket"), logging.getLogger("vllm")
+    if theirs.handlers and not ours.handlers:
+        ours.handlers, ours.propagate = theirs.handlers[:], False
+        ours.setLevel(theirs.level)
 
 
 def check_shapes(vllm_config: "VllmConfig") -> None:

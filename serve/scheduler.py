@@ -20,6 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
+from nxbucket.serve.metrics import SchedulerMetrics
 from nxbucket.serve.policy import (
     Decision,
     PaddingStats,
@@ -151,6 +152,7 @@ class NeuronScheduler(Scheduler):
         self._logged_at = self._clock()
         self._logged_executions = 0
         self._limits = settings.limits
+        self._metrics = SchedulerMetrics([state.value for state in SchedulerState])
 
     @property
     def state(self) -> SchedulerState:
@@ -353,8 +355,9 @@ class NeuronScheduler(Scheduler):
             self._state = SchedulerState.ACTIVE_DECODE
 
     def _record_step(self, output: NeuronSchedulerOutput) -> None:
-        """Called once per step, when the queues are whole again. Extend it to export metrics."""
+        """Called once per step, when the queues are whole again."""
         num_running, self.stats.num_held_back = self.get_request_counts()
+        self._metrics.record(self._state.value, self.stats.num_held_back)
         self._log_stall(output, num_running)
         now = self._clock()
         if now - self._logged_at >= LOG_INTERVAL_S:
