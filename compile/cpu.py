@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nxbucket.compile.canonical import canonical_json
 from nxbucket.compile.compiler import Lowered, Toolchain
 from nxbucket.compile.host_cpu import host_march
 from nxbucket.compile.program import BucketProgram
-from nxbucket.toolkit.errors import EnvironmentProblem
+from nxbucket.toolkit.errors import CompileError, EnvironmentProblem
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -23,6 +24,11 @@ class CpuCompiler:
 
     def __init__(self, march: str | None = None) -> None:
         self.march = march or host_march()
+        if self.march not in SIMD_BITS:
+            raise CompileError(
+                f"compiler.march: {self.march} is no level target cpu compiles for",
+                hint=f"one of {', '.join(SIMD_BITS)}",
+            )
 
     def toolchain(self) -> Toolchain:
         try:
@@ -39,6 +45,7 @@ class CpuCompiler:
                 "torch": torch_version,
                 "cxx": _cxx_version(),
                 "march": self.march,
+                "options": canonical_json(self._inductor_options()).decode(),
             },
         )
 
@@ -74,6 +81,9 @@ class CpuCompiler:
         return {
             "cpp.march": self.march,
             "cpp.simdlen": SIMD_BITS[self.march],
+            # Inductor would compile and load a file for each vector ISA to see whether it works. The
+            # level says so; if g++ does not know it, the compile fails and its log says why.
+            "cpp.vec_isa_ok": True,
             # The number of threads is the serving host's affair, not the compiling one's.
             "cpp.dynamic_threads": True,
             # Each program compiles in a folder of its own: a precompiled header would be used once.

@@ -24,6 +24,8 @@ from nxbucket.toolkit.validate import Limits, check_limits
 from nxbucket.toolkit.yaml_source import Document, MapNode, Node, ScalarNode
 
 MAX_DEFAULT_MODEL_LEN = 4096
+MARCH_LEVELS = ("x86-64-v3", "x86-64-v4")
+"""What target cpu compiles for: AVX2, and AVX-512."""
 DTYPES = ("float32", "bfloat16", "float16")
 TARGETS = ("cpu", "trn1", "trn1n", "inf2", "trn2", "trn3")
 
@@ -96,7 +98,7 @@ class _SpecReader:
         )
         self._problems += check_limits(limits)
         values["neuron_config"] = self._read_buckets(sections["neuron_config"], limits)
-        values["compiler"] = self._read_compiler(sections["compiler"])
+        values["compiler"] = self._read_compiler(sections["compiler"], values["target"])
         values["artifacts"] = self._read_artifacts(sections["artifacts"])
         values["serve"] = self._read_serve()
         self._refuse_profile()
@@ -247,7 +249,7 @@ class _SpecReader:
                 self._problems.append(problem)
         return [value for value in values if isinstance(value, int)]
 
-    def _read_compiler(self, section: Section) -> dict[str, Any]:
+    def _read_compiler(self, section: Section, target: str | None) -> dict[str, Any]:
         flags = []
         for index, node in enumerate(section.items("flags", "list of strings") or ()):
             if isinstance(node, ScalarNode) and node.kind == "string" and node.text.isprintable():
@@ -255,13 +257,25 @@ class _SpecReader:
             else:
                 message = f"{section.dotted(f'flags[{index}]')} is no string"
                 section.report(f"flags[{index}]", "wrong-type", message, "put it in quotes")
-        return {
+        values = {
             "optlevel": section.integer("optlevel", 1, maximum=3),
             "auto_cast": section.choice("auto_cast", ("none", "matmult", "all"), "none"),
             "lnc": section.integer("lnc", None, maximum=2),
             "flags": tuple(flags),
-            "march": section.string("march", None),
         }
+        for key, without_effect in (("optlevel", 1), ("auto_cast", "none"), ("lnc", None)):
+            if target == "cpu" and values[key] not in (without_effect, None):
+                self._refuse_neuron_option(section, key)
+        if target == "cpu" and flags:
+            self._refuse_neuron_option(section, "flags")
+        return {**values, "march": section.choice("march", MARCH_LEVELS, None)}
+
+    @staticmethod
+    def _refuse_neuron_option(section: Section, key: str) -> None:
+        message = (
+            f"{section.dotted(key)} is an option of neuronx-cc, and target cpu does not use it"
+        )
+        section.report(key, "no-effect", message, "delete the line; compiler.march is the cpu's")
 
     def _read_artifacts(self, section: Section) -> dict[str, Any]:
         cache = section.string("cache", None)

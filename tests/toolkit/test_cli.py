@@ -191,7 +191,7 @@ def test_an_unknown_variable_is_warned_about_with_the_nearest_known(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NXBUCKET_CACHE", "x")
-    monkeypatch.setenv("NXBUCKET_LOCK", "x")
+    monkeypatch.setenv("NXBUCKET_DEBUG", "0")
     assert run(monkeypatch, "validate") == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert warnings == [

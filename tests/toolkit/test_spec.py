@@ -78,13 +78,12 @@ def test_a_spec_is_frozen(load: Load) -> None:
 def test_what_the_file_says_is_what_the_spec_holds(load: Load, tmp_path: Path) -> None:
     spec = load(
         "dtype: bfloat16\nnum_gpu_blocks_override: 200\nmax_model_len: 1024\n"
-        "compiler: {optlevel: 2, flags: [-x, --y=z], march: x86-64-v3}\n"
+        "compiler: {optlevel: 1, flags: [], march: x86-64-v3}\n"
         "artifacts: {cache: ../cache}\nserve:\n  --served-model-name: [a, b]\n  port: 8001\n"
     )
     assert spec.dtype == "bfloat16"
     assert spec.num_kv_blocks == 200
-    assert (spec.compiler.optlevel, spec.compiler.march) == (2, "x86-64-v3")
-    assert spec.compiler.flags == ("-x", "--y=z")
+    assert (spec.compiler.optlevel, spec.compiler.march) == (1, "x86-64-v3")
     assert spec.artifacts.cache == tmp_path / "../cache"
     assert spec.serve == {"served_model_name": ["a", "b"], "port": 8001}  # B114
 
@@ -249,6 +248,10 @@ def test_a_budget_above_max_model_len_is_cut_and_said(load: Load) -> None:
             id="contexts",
         ),
         pytest.param("compiler: {optlevel: 9}", "out-of-range", ["at most 3"], id="optlevel"),
+        pytest.param("compiler: {optlevel: 2}", "no-effect", ["neuronx-cc"], id="optlevel on cpu"),
+        pytest.param("compiler: {flags: [-x]}", "no-effect", ["neuronx-cc"], id="flags on cpu"),
+        pytest.param("compiler: {lnc: 2}", "no-effect", ["neuronx-cc"], id="lnc on cpu"),
+        pytest.param("compiler: {march: native}", "unknown-value", ["x86-64-v3"], id="march"),
         pytest.param("compiler: [a]", "wrong-type", ["a list, mapping"], id="section"),
         pytest.param("compiler: {flags: [1]}", "wrong-type", ["flags[0]"], id="flags"),
         pytest.param("serve: {a-b: 1, a_b: 2}", "duplicate-key", ["given twice"], id="serve-twice"),
