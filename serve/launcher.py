@@ -1,5 +1,6 @@
 """`nxbucket serve`: vLLM's own OpenAI server, in this process, bound to a lock's artifacts."""
 
+import gc
 import json
 import os
 import tempfile
@@ -31,11 +32,15 @@ def serve(path: Path, vllm_args: list[str]) -> None:
 
 
 def _run_vllm(spec: DeploySpec, served: Served, vllm_args: list[str]) -> None:
+    # Hundreds of thousands of objects survive these imports; looking for garbage among them while
+    # they come in costs a second or two of the start.
+    gc.disable()
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    gc.enable()
     check_platform()
     cli_env_setup()  # type: ignore[no-untyped-call]
     parser = FlexibleArgumentParser(prog="nxbucket serve --")  # type: ignore[no-untyped-call]

@@ -40,7 +40,12 @@ class Executable:
         for spec in self.signature.inputs:
             if spec.role == "input":
                 continue
-            tensor = (kv_cache if spec.role == "kv_cache" else weights)[spec.name]
+            tensor = (kv_cache if spec.role == "kv_cache" else weights).get(spec.name)
+            if tensor is None:
+                raise BindError(
+                    f"{self.name} takes {spec.name}, which this server does not have",
+                    hint="compile again: nxbucket compile",
+                )
             wanted = (torch.Size(spec.shape), getattr(torch, spec.dtype))
             if (tensor.shape, tensor.dtype) != wanted or not tensor.is_contiguous():
                 raise BindError(
@@ -55,10 +60,10 @@ class Executable:
         ordered = []
         for name, shape, dtype in self._shapes:
             tensor = inputs[name]
-            if tensor.shape != shape or tensor.dtype != dtype:
+            if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
                 raise RuntimeError(
-                    f"{self.name}: {name} is {tensor.dtype} {list(tensor.shape)}, "
-                    f"compiled for {dtype} {list(shape)}"
+                    f"{self.name}: {name} is {tensor.dtype} {list(tensor.shape)} with strides "
+                    f"{list(tensor.stride())}, compiled for {dtype} {list(shape)}, contiguous"
                 )
             ordered.append(tensor)
         return self.function(*ordered, *self.bound)

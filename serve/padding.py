@@ -29,13 +29,12 @@ def prefill_inputs(
     context_len [1], num_tokens [1].
     """
     num_tokens = input_ids.shape[0]
-    context_len = positions[:1]
     return {
         "input_ids": _padded(input_ids, bucket, PAD_TOKEN),
         "positions": _padded(positions, bucket, int(positions[-1])),
         "slot_mapping": to_scratch(_padded(slot_mapping, bucket, NO_SLOT)),
         "block_table": _padded(blocks, max_blocks, NULL_BLOCK),
-        "context_len": context_len.to(torch.int32),
+        "context_len": _padded(positions[:1], 1, 0),
         "num_tokens": torch.tensor([num_tokens], dtype=torch.int32),
     }
 
