@@ -53,8 +53,8 @@ class PlannedProgram:
 class Outcome:
     """How one program came out.
 
-    `reused`: another entry had the same graph's artifact. `rebuilt`: the entry was corrupt, and
-    `detail` says how. `failed`: `detail` is the reason, and `log_path` where to read on.
+    `reused`: another entry had the same graph's artifact. `rebuilt`: the artifact was corrupt. For
+    both, `detail` says what was, if anything. `failed`: it is the reason; read on in `log_path`.
     """
 
     planned: PlannedProgram
@@ -141,9 +141,16 @@ def build(
 
 def default_jobs(num_missing: int) -> int:
     """As many as cores and free memory carry, at least one."""
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(num_missing, cores, free_bytes // MEMORY_PER_JOB_BYTES))
+    return max(1, min(num_missing, cores, _available_bytes() // MEMORY_PER_JOB_BYTES))
+
+
+def _available_bytes() -> int:
+    """Memory that can be had without swapping; the page cache counts, unlike in SC_AVPHYS_PAGES."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 @dataclass
@@ -221,9 +228,10 @@ class _Run:
         assert isinstance(graph_entry, Hit), graph_entry
         manifest = self.cache.link(graph_entry.manifest, planned.inputs)
         wall_s = time.monotonic() - start
-        if isinstance(found, Corrupt):
-            return Outcome(planned, "rebuilt", wall_s, manifest, detail=found.reason)
-        return Outcome(planned, "reused" if result["reused"] else "compiled", wall_s, manifest)
+        damage = found.reason if isinstance(found, Corrupt) else None
+        if result["reused"]:
+            return Outcome(planned, "reused", wall_s, manifest, damage)
+        return Outcome(planned, "rebuilt" if damage else "compiled", wall_s, manifest, damage)
 
     def _run_with_one_retry(self, planned: PlannedProgram) -> dict[str, object]:
         """Again once after a signal (often memory, which may be free now); never after an error."""

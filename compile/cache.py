@@ -78,11 +78,22 @@ def choose_cache(from_model_file: Path | None) -> CacheChoice:
     """
     from_environment = os.environ.get("NXBUCKET_CACHE_DIR")
     if from_environment:
-        return CacheChoice(Path(from_environment).expanduser().absolute(), "NXBUCKET_CACHE_DIR")
+        try:
+            root = Path(from_environment).expanduser().absolute()
+        except RuntimeError as err:
+            raise EnvironmentProblem(
+                f"NXBUCKET_CACHE_DIR is {from_environment}, and there is no such home folder",
+                hint="give it without `~`",
+            ) from err
+        return CacheChoice(root, "NXBUCKET_CACHE_DIR")
     if from_model_file is not None:
         return CacheChoice(from_model_file, "artifacts.cache")
-    path = Path(platformdirs.user_cache_dir("nxbucket")).expanduser()
-    if not path.is_absolute() or str(path).startswith("~"):
+    try:
+        path = Path(platformdirs.user_cache_dir("nxbucket"))
+    except RuntimeError:
+        path = Path("~")
+    # Releases of platformdirs differ: one raises, another leaves the `~` in.
+    if not path.is_absolute():
         raise EnvironmentProblem(
             "no home folder to keep the artifact cache in",
             hint="set NXBUCKET_CACHE_DIR, or artifacts.cache in the model file",
@@ -163,21 +174,27 @@ class ArtifactCache:
 
     def prepare(self) -> None:
         """Make the folders, or say why this cannot be a cache to write to."""
-        filesystem = _filesystem_type(self.root)
-        if filesystem in NETWORK_FILESYSTEMS:
-            raise CacheError(
-                f"{self.root} is on {filesystem}, where locks and renames are not reliable",
-                hint="put the cache on a local disk: artifacts.cache or NXBUCKET_CACHE_DIR",
-            )
-        try:
+        with self._writing():
+            filesystem = _filesystem_type(self.root)
+            if filesystem in NETWORK_FILESYSTEMS:
+                raise CacheError(
+                    f"{self.root} is on {filesystem}, where locks and renames are not reliable",
+                    hint="put the cache on a local disk: artifacts.cache or NXBUCKET_CACHE_DIR",
+                )
             for name in ("blobs/sha256", "entries", "locks", "logs", "tmp"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.root / "tmp"):
                 pass
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk, a missing permission or a stray file in the way, as a CacheError."""
+        try:
+            yield
         except OSError as err:
             raise CacheError(
-                f"{self.root}: cannot write to the artifact cache: {err.strerror or err}",
-                hint="choose a writable folder: artifacts.cache or NXBUCKET_CACHE_DIR",
+                f"{self.root}: cannot write to the artifact cache: {err}",
+                hint="mend that, or choose another folder: artifacts.cache or NXBUCKET_CACHE_DIR",
             ) from err
 
     @contextlib.contextmanager
@@ -187,16 +204,20 @@ class ArtifactCache:
         The kernel releases it when the holder dies, however it dies.
         """
         lock = filelock.FileLock(self.root / "locks" / f"{key}.lock", blocking=blocking)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
+        taken = False
+        with self._writing():
+            try:
+                lock.acquire()
+            except filelock.Timeout:
+                taken = True
+        if taken:
             yield False
             return
         holder = self.root / "locks" / f"{key}.json"
         try:
-            holder.write_text(
-                json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()})
-            )
+            note = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+            with self._writing():
+                holder.write_text(json.dumps(note))
             yield True
         finally:
             holder.unlink(missing_ok=True)
@@ -205,8 +226,9 @@ class ArtifactCache:
     def lock_holder(self, key: str) -> LockHolder | None:
         """Who says they hold `key`'s lock; None if nobody does (or the note is unreadable)."""
         try:
-            return LockHolder(**json.loads((self.root / "locks" / f"{key}.json").read_text()))
-        except (OSError, ValueError, TypeError):
+            raw = json.loads((self.root / "locks" / f"{key}.json").read_text())
+            return LockHolder(int(raw["pid"]), str(raw["host"]), float(raw["since"]))
+        except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
             return None
 
     @contextlib.contextmanager
@@ -217,8 +239,10 @@ class ArtifactCache:
         """
         parent = self.root / "tmp" / key
         shutil.rmtree(parent, ignore_errors=True)
-        parent.mkdir(parents=True)
-        path = Path(tempfile.mkdtemp(dir=parent))
+        with self._writing():
+            # It may still be there: a killed job's compiler can be writing its last files to it.
+            parent.mkdir(parents=True, exist_ok=True)
+            path = Path(tempfile.mkdtemp(dir=parent))
         try:
             yield path
         finally:
@@ -231,11 +255,12 @@ class ArtifactCache:
         """
         blob = Blob("program", file_sha256(staged), staged.stat().st_size)
         if self.check_blob(blob) is not None:
-            _sync(staged)
-            target = self.blob_path(blob.digest)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            staged.replace(target)
-            _sync(target.parent)
+            with self._writing():
+                _sync(staged)
+                target = self.blob_path(blob.digest)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                staged.replace(target)
+                _sync(target.parent)
         return blob
 
     def publish(self, manifest: Manifest) -> None:
@@ -245,13 +270,17 @@ class ArtifactCache:
             if reason:
                 raise CacheError(f"not published: {reason}")
         path = self.entry_path(manifest.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.root / "tmp", delete=False) as f:
-            f.write(manifest.to_json())
-            f.flush()
-            os.fsync(f.fileno())
-        Path(f.name).replace(path)
-        _sync(path.parent)
+        # Not a NamedTemporaryFile: only its owner could read it, and others serve from this cache.
+        staged = self.root / "tmp" / f"entry-{os.urandom(8).hex()}"
+        with self._writing():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                staged.write_bytes(manifest.to_json())
+                _sync(staged)
+                staged.replace(path)
+                _sync(path.parent)
+            finally:
+                staged.unlink(missing_ok=True)
 
     def link(self, graph_entry: Manifest, inputs: dict[str, object]) -> Manifest:
         """Publish an input-key entry that points at a graph-key entry's blobs."""

@@ -81,8 +81,8 @@ class CpuCompiler:
         return {
             "cpp.march": self.march,
             "cpp.simdlen": SIMD_BITS[self.march],
-            # Inductor would compile and load a file for each vector ISA to see whether it works. The
-            # level says so; if g++ does not know it, the compile fails and its log says why.
+            # Inductor would compile and load a file for each vector ISA to see whether it works. We
+            # know from the level; should g++ not know it, the compile fails and its log says why.
             "cpp.vec_isa_ok": True,
             # The number of threads is the serving host's affair, not the compiling one's.
             "cpp.dynamic_threads": True,

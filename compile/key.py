@@ -27,6 +27,7 @@ def key_inputs(program: BucketProgram, toolchain: Toolchain) -> dict[str, Any]:
         "program": shape,
         "architecture": architecture,
         "tensor_parallel_size": 1,
+        "target": toolchain.target,
         "toolchain": dict(toolchain.versions),
     }
 
@@ -40,5 +41,6 @@ def graph_key_inputs(graph_sha256: str, toolchain: Toolchain) -> dict[str, Any]:
         "format": KEY_FORMAT,
         "kind": "graph",
         "graph": graph_sha256,
+        "target": toolchain.target,
         "toolchain": dict(toolchain.versions),
     }

@@ -4,6 +4,7 @@ Serving always goes through it, so a server needs no compiler and computes no ke
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, get_args
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.manifest import Blob, Manifest, blob_from_json, is_digest
 from nxbucket.compile.program import BucketProgram, Phase
+from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import CacheError, LockError
 from nxbucket.toolkit.spec import DeploySpec
 
@@ -163,11 +165,13 @@ def write_lock(lock: Lock, path: Path) -> bool:
             return False
     except OSError:
         pass
-    staged = path.with_name(f".{path.name}.tmp")
+    # Its own name: two compiles of one model file may end at the same moment.
+    staged = path.with_name(f".{os.getpid()}.{path.name}.tmp")
     try:
         staged.write_bytes(payload)
         staged.replace(path)
     except OSError as err:
+        staged.unlink(missing_ok=True)
         raise LockError(
             f"{path}: cannot write the lock file: {err.strerror or err}",
             hint="keep the model file in a writable folder",
@@ -203,11 +207,13 @@ def _lock_as_json(lock: Lock) -> dict[str, Any]:
 
 def _lock_from_json(raw: Any) -> Lock:
     _check(isinstance(raw, dict), "an object is wanted")
-    _check(raw.get("format") == FORMAT, f"format {raw.get('format')!r}; this one reads {FORMAT}")
+    known = _is_size(raw.get("format")) and raw["format"] == FORMAT
+    _check(known, f"format {raw.get('format')!r}; this one reads {FORMAT}")
     wanted = {"format", "spec_digest", *(f.name for f in fields(Lock))}
     _check(set(raw) == wanted, f"missing or unknown fields: {sorted(set(raw) ^ wanted)}")
     _check(isinstance(raw["spec"], dict), "`spec` is malformed")
-    _check(isinstance(raw["architecture"], dict), "`architecture` is malformed")
+    _fields(raw["architecture"], Architecture)
+    _fields(raw["architecture"]["rope"], Rope)
     _check(raw["model_commit"] is None or isinstance(raw["model_commit"], str), "`model_commit`")
     _check(isinstance(raw["targets"], dict), "`targets` is malformed")
     targets = {name: _target(value) for name, value in raw["targets"].items()}
@@ -254,7 +260,7 @@ def _fields(raw: Any, cls: type) -> None:
     wanted = {f.name for f in fields(cls)}
     _check(
         isinstance(raw, dict) and set(raw) == wanted,
-        f"a {cls.__name__} has exactly the fields {', '.join(sorted(wanted))}",
+        f"{cls.__name__}: exactly the fields {', '.join(sorted(wanted))} are wanted",
     )
 
 

@@ -69,7 +69,7 @@ class Manifest:
             raise CacheError(f"entry is not JSON: {err}") from err
         if not isinstance(raw, dict):
             raise CacheError("entry is not a JSON object")
-        if raw.get("format") != FORMAT:
+        if type(raw.get("format")) is not int or raw["format"] != FORMAT:
             raise CacheError(
                 f"entry has format {raw.get('format')!r}; this nxbucket reads {FORMAT}"
             )
@@ -79,17 +79,20 @@ class Manifest:
             odd = ", ".join(sorted(set(raw) ^ wanted))
             raise CacheError(f"entry has missing or unknown fields: {odd}")
         for name in ("program", "target"):
-            _check(isinstance(raw[name], str), name)
+            # Printable, as `cache ls` puts them on a terminal.
+            _check(isinstance(raw[name], str) and raw[name].isprintable(), name)
         _check(raw["key_kind"] in ("input", "graph"), "key_kind")
-        _check(isinstance(raw["inputs"], dict), "inputs")
+        _check(isinstance(raw["inputs"], dict) and _is_hashable(raw["inputs"]), "inputs")
         _check(is_digest(raw["graph_key"]), "graph_key")
         _check(is_digest(raw["log_sha256"]), "log_sha256")
         toolchain = raw["toolchain"]
         _check(isinstance(toolchain, dict), "toolchain")
         _check(all(isinstance(v, str) for v in toolchain.values()), "toolchain")
         for name in ("lower_s", "compile_s"):
-            _check(type(raw[name]) in (int, float), name)
-        _check(type(raw["peak_rss_bytes"]) is int, "peak_rss_bytes")
+            # The upper limit also keeps out infinity, and integers no float can hold.
+            _check(type(raw[name]) in (int, float) and 0 <= raw[name] < 1e12, name)
+        rss = raw["peak_rss_bytes"]
+        _check(type(rss) is int and 0 <= rss < 1 << 63, "peak_rss_bytes")
         blobs = raw["blobs"]
         _check(isinstance(blobs, list) and len(blobs) > 0, "blobs")
         return cls(
@@ -117,6 +120,15 @@ def blob_from_json(raw: Any) -> Blob:
 
 def is_digest(value: Any) -> bool:
     return isinstance(value, str) and HEX64.fullmatch(value) is not None
+
+
+def _is_hashable(inputs: dict[str, Any]) -> bool:
+    """Whether there is a key of these. Python's JSON reads NaN and infinity; a key has neither."""
+    try:
+        digest_of(inputs)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _check(good: bool, field: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TAIL_LINES = 15
+UNKEYED_ENVIRONMENT = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "AOT_INDUCTOR_", "AOTI_")
 
 
 class Stopped(Exception):
@@ -49,7 +50,7 @@ def run_job(
     cwd.mkdir()
     command = [sys.executable, "-m", "nxbucket.compile.worker", str(job_file), str(result_file)]
     # An editable install and the tests' compilers are found through sys.path, not the folder.
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    env = {**_clean_environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -63,10 +64,10 @@ def run_job(
     try:
         returncode = _wait(process, timeout_s, stop)
     finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        # The group also when the process itself has ended: it may have left children behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if returncode is None:
         raise JobFailure(f"ran into the time limit of {timeout_s:g} s", log_path)
     if returncode < 0:
@@ -75,8 +76,16 @@ def run_job(
         raise JobFailure(f"was killed by {name}{why}", log_path, -returncode)
     if returncode > 0:
         raise JobFailure(f"exited with status {returncode}", log_path)
-    result: dict[str, object] = json.loads(result_file.read_text())
+    try:
+        result: dict[str, object] = json.loads(result_file.read_text())
+    except FileNotFoundError:
+        raise JobFailure("ended without a result", log_path) from None
     return result
+
+
+def _clean_environment() -> dict[str, str]:
+    """Without what would change the bytes behind the key's back."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(UNKEYED_ENVIRONMENT)}
 
 
 def _wait(

@@ -6,6 +6,7 @@ lock; this process holds the graph key's while it compiles, so that equal graphs
 
 import ctypes
 import json
+import os
 import resource
 import signal
 import sys
@@ -34,14 +35,17 @@ def job_json(
             "compiler": asdict(compiler),
             "cache_dir": str(cache.root),
             "work_dir": str(work_dir),
+            "parent_pid": os.getpid(),
         }
     )
 
 
 def main(job_file: str, result_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
     # A compile must not outlive the command that asked for it, not even after kill -9.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    job = json.loads(Path(job_file).read_text())
+    if os.getppid() != job["parent_pid"]:
+        sys.exit("the command that asked for this compile has gone")
     manifest, reused = compile_job(
         _program_from_json(job["program"]),
         CompilerSpec(**job["compiler"]),

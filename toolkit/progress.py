@@ -104,11 +104,12 @@ class LiveReporter(PlainReporter):
 def describe(outcome: Outcome) -> str:
     """One line on how a program came out."""
     took = "" if outcome.status == "hit" else f" in {outcome.wall_s:.1f} s"
+    damage = f"was corrupt ({outcome.detail}), " if outcome.detail else ""
     words = {
         "hit": "hit",
         "compiled": f"compiled{took}",
-        "reused": f"same graph as an artifact in the cache, reused{took}",
-        "rebuilt": f"was corrupt ({outcome.detail}), compiled again{took}",
+        "reused": f"{damage}same graph as an artifact in the cache, reused{took}",
+        "rebuilt": f"{damage}compiled again{took}",
         "failed": f"FAILED{took}: the compiler {outcome.detail}; log: {outcome.log_path}",
     }
     return f"{outcome.name}: {words[outcome.status]}"

@@ -8,7 +8,9 @@ import json
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
@@ -38,7 +40,7 @@ def main(model_file: str, out_file: str) -> None:
         for _ in range(12)
     ]
 
-    def run(before_step=lambda step: None):
+    def run(before_step: Callable[[int], None] = lambda step: None) -> list[Any]:
         for i, (prompt, max_tokens) in enumerate(requests):
             engine.add_request(
                 f"r{i}",
@@ -108,12 +110,16 @@ def main(model_file: str, out_file: str) -> None:
     )
 
 
-def record_calls(runner):
+def record_calls(runner: Any) -> set[tuple[str, str]]:
     """Every distinct (program, input shapes) that reaches an executable's compiled function."""
     seen = set()
     for executable in runner.artifacts.executables.values():
 
-        def recording(*tensors, _name=executable.name, _function=executable.function):
+        def recording(
+            *tensors: Any,
+            _name: str = executable.name,
+            _function: Callable[..., Any] = executable.function,
+        ) -> Any:
             inputs = tensors[: 6 if _name.startswith("prefill") else 5]
             seen.add((_name, json.dumps([list(t.shape) for t in inputs])))
             return _function(*tensors)
@@ -122,12 +128,12 @@ def record_calls(runner):
     return seen
 
 
-def record_steps(runner):
+def record_steps(runner: Any) -> list[tuple[str, list[int]]]:
     """The scheduler's own, unpadded, account of every step that runs a program."""
     steps = []
     execute = runner.execute_model
 
-    def recording(scheduler_output, *rest):
+    def recording(scheduler_output: Any, *rest: Any) -> Any:
         if scheduler_output.total_num_scheduled_tokens:
             steps.append(
                 (scheduler_output.phase, list(scheduler_output.num_scheduled_tokens.values()))
@@ -138,7 +144,7 @@ def record_steps(runner):
     return steps
 
 
-def recompute_padding(steps):
+def recompute_padding(steps: list[tuple[str, list[int]]]) -> dict[str, dict[str, list[int]]]:
     totals = {phase: {str(b): [0, 0, 0] for b in sizes} for phase, sizes in BUCKETS.items()}
     for phase, tokens in steps:
         count = sum(tokens)
@@ -150,7 +156,7 @@ def recompute_padding(steps):
     return totals
 
 
-def compiles():
+def compiles() -> dict[str, dict[str, int]]:
     import torch._dynamo.utils
 
     counters = torch._dynamo.utils.counters

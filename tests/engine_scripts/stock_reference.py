@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -16,7 +17,7 @@ def main(prompts_file: str, model_dir: str, out_file: str) -> None:
     Path(out_file).write_text(json.dumps(answers))
 
 
-def stock_vllm(cases, model_dir):
+def stock_vllm(cases: list[dict[str, Any]], model_dir: str) -> list[dict[str, Any]]:
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
@@ -54,7 +55,7 @@ def stock_vllm(cases, model_dir):
     ]
 
 
-def hugging_face(cases, model_dir):
+def hugging_face(cases: list[dict[str, Any]], model_dir: str) -> list[list[int]]:
     import torch
     from transformers import LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""What reaches the programs, what they read, and what a preemption changes: an engine from inside."""
+"""An engine from inside: what reaches the programs, what they read, what a preemption changes."""
 
 import json
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""A server on a host without a compiler, with nowhere to put compiled code, watched for children."""
+"""A server without a compiler and with nowhere to put compiled code, watched for children."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -12,13 +12,15 @@ from servers import JSON_WITHOUT_SPACES, Server, nxbucket_serve
 
 pytestmark = pytest.mark.engine
 
-# Imported by every Python process of the server at its start. Once the marker file exists, a process
-# that is started or compiled code that is written is noted.
+# Imported by every Python process of the server at its start. Once the marker file exists, every
+# process that is started is noted.
 WATCHER = """
 import os, sys
 
+STARTS = {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"}
+
 def note(event, args):
-    if event in {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"}:
+    if event in STARTS:
         if os.path.exists(os.environ["WATCH_MARKER"]):
             with open(os.environ["WATCH_LOG"], "a") as log:
                 log.write(f"{event} {args!r}\\n")
@@ -61,7 +63,7 @@ def test_requests_of_every_kind_are_answered(
     watched: tuple[Server, Path], logprobs: int | None, temperature: float
 ) -> None:
     server, _ = watched
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    client: Any = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     answer = client.completions.create(
         model="tiny-llama",
         prompt="Four score and seven",
@@ -79,7 +81,7 @@ def test_structured_output_penalties_and_several_choices_work_too(
     watched: tuple[Server, Path],
 ) -> None:
     server, _ = watched
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    client: Any = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     structured = client.chat.completions.create(
         model="tiny-llama",
@@ -119,4 +121,4 @@ def test_the_compile_counters_are_zero_and_no_process_was_started(
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
     names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in children.split()}
     assert not {n for n in names if "c++" in n or "g++" in n or "cc1" in n}, names
-    assert os.path.exists(events.parent / "watching")
+    assert (events.parent / "watching").exists()

@@ -1,0 +1,80 @@
+"""The golden graph digests: a sample of programs, lowered and hashed.
+
+    python tests/compile/update_golden.py            write golden_graphs.json
+    python tests/compile/update_golden.py --print    print what would be written
+    python tests/compile/update_golden.py --print --backwards NAME ...    some, in the other order
+
+Run the first after bumping PROGRAM_VERSION, and commit the file with the change of the graph.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from null_compiler import ARCHITECTURE, LLAMA3_ROPE, a_program
+
+from nxbucket.compile.canonical import sha256_hex
+from nxbucket.compile.program import PROGRAM_VERSION, BucketProgram
+
+GOLDEN = Path(__file__).with_name("golden_graphs.json")
+
+ARCHITECTURES = {
+    "plain": ARCHITECTURE,
+    "llama3": replace(ARCHITECTURE, rope=LLAMA3_ROPE),
+    "tied": replace(ARCHITECTURE, tie_word_embeddings=True),
+    "bias": replace(ARCHITECTURE, attention_bias=True, mlp_bias=True),
+    "mha": replace(ARCHITECTURE, num_key_value_heads=4),
+    "two_layers": replace(ARCHITECTURE, num_hidden_layers=2),
+}
+
+
+def sample() -> dict[str, BucketProgram]:
+    programs = {}
+    for name, architecture in ARCHITECTURES.items():
+        programs[f"prefill-{name}"] = a_program("prefill", 16, architecture)
+        programs[f"decode-{name}"] = a_program("decode", 4, architecture)
+    programs["decode-one"] = a_program("decode", 1)
+    programs["prefill-bfloat16"] = a_program("prefill", 16, dtype="bfloat16")
+    programs["decode-bfloat16"] = a_program("decode", 4, dtype="bfloat16")
+    return programs
+
+
+def graph_digest(program: BucketProgram) -> str:
+    from nxbucket.compile.cpu import CpuCompiler
+
+    return sha256_hex(CpuCompiler("x86-64-v3").lower(program).graph)
+
+
+def digests(names: list[str]) -> dict[str, Any]:
+    import torch
+
+    programs = sample()
+    return {
+        "program_version": PROGRAM_VERSION,
+        "torch": torch.__version__,
+        "graphs": {name: graph_digest(programs[name]) for name in names},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the golden graph digests.")
+    parser.add_argument("--print", action="store_true", help="print, and write nothing")
+    parser.add_argument("--backwards", action="store_true", help="lower in the other order")
+    parser.add_argument("names", nargs="*", help="lower these only (with --print)")
+    args = parser.parse_args()
+    names = args.names or list(sample())
+    found = digests(names[::-1] if args.backwards else names)
+    text = json.dumps(found, indent=1, sort_keys=True) + "\n"
+    if args.print:
+        sys.stdout.write(text)
+    else:
+        GOLDEN.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
