@@ -146,7 +146,7 @@ def test_the_five_best_logprobs_of_every_step_are_those_of_stock(
         assert len(steps) == len(stock["top_logprobs"])
         for ours, theirs in zip(steps, stock["top_logprobs"], strict=True):
             assert len(ours) >= 5
-            # By rank, so that a tie for fifth place is no difference, and by token for those in both.
+            # By rank, so that a tie for fifth is no difference, and by token for those in both.
             ranked = zip(sorted(ours.values())[-5:], sorted(theirs.values())[-5:], strict=True)
             shared = [(ours[token], theirs[token]) for token in ours.keys() & theirs.keys()]
             assert len(shared) >= 4
