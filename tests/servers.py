@@ -101,13 +101,18 @@ def run_script(name: str, *arguments: str, env: Mapping[str, str] | None = None)
     path = ROOT / "tests" / "engine_scripts" / name
     done = subprocess.run(
         [sys.executable, str(path), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), **(env or {})},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT / "tests"), **(env or {})},
         capture_output=True,
         text=True,
         timeout=800,
         check=False,
     )
     assert done.returncode == 0, f"{name}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+
+
+def python_path(first: Path) -> str:
+    """`first` before what PYTHONPATH has."""
+    return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH")]))
 
 
 def run_nxbucket(

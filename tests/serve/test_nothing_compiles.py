@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from servers import JSON_WITHOUT_SPACES, Server, nxbucket_serve
+from servers import JSON_WITHOUT_SPACES, Server, nxbucket_serve, python_path
 
 pytestmark = pytest.mark.engine
 
@@ -48,7 +48,7 @@ def watched(
         "CXX": "/nonexistent/c++",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
-        "PYTHONPATH": str(folder / "site"),
+        "PYTHONPATH": python_path(folder / "site"),
         "WATCH_MARKER": str(folder / "watching"),
         "WATCH_LOG": str(events),
     }
