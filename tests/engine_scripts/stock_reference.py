@@ -35,7 +35,12 @@ def stock_vllm(cases: list[dict[str, Any]], model_dir: str) -> list[dict[str, An
     assert type(current_platform).__name__ == "CpuPlatform", type(current_platform)
     params = [
         SamplingParams(
-            temperature=0, max_tokens=c["max_tokens"], ignore_eos=c["ignore_eos"], logprobs=5
+            temperature=0,
+            max_tokens=c["max_tokens"],
+            ignore_eos=c["ignore_eos"],
+            logprobs=5,
+            presence_penalty=c.get("presence_penalty", 0),
+            repetition_penalty=c.get("repetition_penalty", 1),
         )
         for c in cases
     ]

@@ -46,6 +46,19 @@ def make_cases() -> list[dict[str, Any]]:
     return cases
 
 
+def penalised_case() -> dict[str, Any]:
+    """B39: with async scheduling, penalties must not work on stale tokens."""
+    prompt = "a a a a"
+    return {
+        "prompt": prompt,
+        "prompt_token_ids": list(prompt.encode()),
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "presence_penalty": 2.0,
+        "repetition_penalty": 1.5,
+    }
+
+
 @pytest.fixture(scope="module")
 def cases() -> list[dict[str, Any]]:
     return make_cases()
@@ -56,7 +69,7 @@ def expected(
     cases: list[dict[str, Any]], example: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("stock")
-    (folder / "cases.json").write_text(json.dumps(cases))
+    (folder / "cases.json").write_text(json.dumps([*cases, penalised_case()]))
     run_script(
         "stock_reference.py",
         str(folder / "cases.json"),
@@ -64,6 +77,8 @@ def expected(
         str(folder / "out.json"),
     )
     answers: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    answers["penalised"] = answers["vllm"].pop()
+    answers["hf"].pop()  # it has no presence penalty
     return answers
 
 
@@ -93,7 +108,7 @@ def served(
         enable_prefix_caching=prefix_caching,
     )
     with nxbucket_serve(model_file, folder / "log", *args, env=artifact_env) as server:
-        yield request.param, server, asyncio.run(ask_all(server, cases))
+        yield request.param, server, asyncio.run(ask_all(server, [*cases, penalised_case()]))
 
 
 async def ask_all(server: Server, cases: list[dict[str, Any]]) -> list[Any]:
@@ -106,8 +121,10 @@ async def ask_all(server: Server, cases: list[dict[str, Any]]) -> list[Any]:
                     max_tokens=case["max_tokens"],
                     temperature=0,
                     logprobs=5,
+                    presence_penalty=case.get("presence_penalty", 0),
                     extra_body={
                         "ignore_eos": case["ignore_eos"],
+                        "repetition_penalty": case.get("repetition_penalty", 1),
                         "return_tokens_as_token_ids": True,
                     },
                 )
@@ -129,7 +146,9 @@ def test_texts_and_ends_are_those_of_stock(
     served: tuple[str, Server, list[Any]], expected: dict[str, Any]
 ) -> None:
     _, _, answers = served
-    for answer, stock, hf in zip(answers, expected["vllm"], expected["hf"], strict=True):
+    for answer, stock, hf in zip(
+        answers[:NUM_PROMPTS], expected["vllm"], expected["hf"], strict=True
+    ):
         choice = answer.choices[0]
         assert choice.text == stock["text"]
         assert [int(t.removeprefix("token_id:")) for t in choice.logprobs.tokens] == hf
@@ -141,7 +160,7 @@ def test_the_five_best_logprobs_of_every_step_are_those_of_stock(
 ) -> None:
     _, _, answers = served
     worst = 0.0
-    for answer, stock in zip(answers, expected["vllm"], strict=True):
+    for answer, stock in zip(answers[:NUM_PROMPTS], expected["vllm"], strict=True):
         steps = answer.choices[0].logprobs.top_logprobs
         assert len(steps) == len(stock["top_logprobs"])
         for ours, theirs in zip(steps, stock["top_logprobs"], strict=True):
@@ -162,7 +181,7 @@ def test_prefill_padding_per_bucket_is_what_the_requests_make_it(
         pytest.skip("how much is cached depends on the order in which requests meet")
     padding: dict[int, int] = dict.fromkeys(BUCKETS, 0)
     runs: dict[int, int] = dict.fromkeys(BUCKETS, 0)
-    for case in cases:
+    for case in [*cases, penalised_case()]:
         length = len(case["prompt_token_ids"])
         for start, end in pairwise([*range(0, length, BUDGET), length]):
             bucket = next(b for b in BUCKETS if b >= end - start)
@@ -189,12 +208,20 @@ def test_every_decode_row_is_a_token_or_counted_as_padding(
         padding = samples.get(f'nxbucket_decode_padding_seqs_sum{{bucket="{size}"}}', 0)
         rows += size * runs - padding
     # The first token of each answer comes out of its prefill.
-    tokens = sum(len(a["token_ids"]) - 1 for a in expected["vllm"])
+    tokens = sum(len(a["token_ids"]) - 1 for a in [*expected["vllm"], expected["penalised"]])
     if mode.startswith("sync"):
         assert rows == tokens
     else:
         # Async schedules one step ahead: a row may be in flight when its request ends at EOS.
-        assert tokens <= rows <= tokens + NUM_PROMPTS
+        assert tokens <= rows <= tokens + NUM_PROMPTS + 1
+
+
+# B39
+def test_penalties_see_every_token_also_when_scheduling_is_async(
+    served: tuple[str, Server, list[Any]], expected: dict[str, Any]
+) -> None:
+    _, _, answers = served
+    assert answers[-1].choices[0].text == expected["penalised"]["text"]
 
 
 def test_nothing_was_compiled(served: tuple[str, Server, list[Any]]) -> None:
