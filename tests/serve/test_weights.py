@@ -31,7 +31,8 @@ ARCHITECTURE = Architecture(
     head_dim=2,
     rms_norm_eps=1e-5,
     tie_word_embeddings=False,
-    attention_bias=True,
+    qkv_bias=True,
+    o_bias=True,
     mlp_bias=True,
     rope=Rope("default", 10000.0),
 )
@@ -181,7 +182,7 @@ def test_a_missing_tensor_is_named(
 @pytest.mark.parametrize(
     ("arch", "extra"),
     [
-        (dataclasses.replace(ARCHITECTURE, attention_bias=False), "self_attn.q_proj.bias"),  # B104
+        (dataclasses.replace(ARCHITECTURE, qkv_bias=False), "self_attn.q_proj.bias"),  # B104
         (dataclasses.replace(ARCHITECTURE, mlp_bias=False), "mlp.down_proj.bias"),
         (dataclasses.replace(ARCHITECTURE, num_hidden_layers=1), "model.layers.1."),
     ],
