@@ -80,21 +80,18 @@ def _read(file: Path) -> tuple[Any, int]:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     except (OSError, ValueError) as err:
         raise _Refused(getattr(err, "strerror", None) or str(err)) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise _Refused("a directory" if stat.S_ISDIR(status.st_mode) else "no regular file")
+    size = status.st_size
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise _Refused("a directory" if stat.S_ISDIR(status.st_mode) else "no regular file")
-        size = status.st_size
+        first = stream.read(8)
         if size < 8:
             raise _Refused(f"{size} bytes, too short for a header")
-        first = stream.read(8)
         length = int.from_bytes(first, "little")
-        if first[:2] == b"\x80\x02" or first[:4] == b"PK\x03\x04":
-            raise _Refused("a pickle, which is never read")
-        if length > MAX_HEADER_BYTES:
-            raise _Refused(f"a header of {length} bytes, the most is {MAX_HEADER_BYTES}")
-        if length > size - 8:
-            raise _Refused(f"a header of {length} bytes in a file of {size}")
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise _Refused(_instead(first) or _too_long(length, size))
         content = stream.read(length)
     if not content.startswith(b"{"):
         raise _Refused("its header is no JSON object")
@@ -102,9 +99,28 @@ def _read(file: Path) -> tuple[Any, int]:
         return json.loads(content.decode(), object_pairs_hook=_object), size - 8 - length
     except UnicodeDecodeError:
         raise _Refused("its header is not UTF-8") from None
-    except (ValueError, RecursionError) as err:
-        # Among them an integer of thousands of digits, and nesting deeper than Python's stack.
+    except json.JSONDecodeError as err:
         raise _Refused(f"its header is not JSON: {str(err)[:100]}") from None
+    except (ValueError, RecursionError):
+        raise _Refused("its header has a number too long or is nested too deep") from None
+
+
+def _instead(first: bytes) -> str | None:
+    """What a file that begins so is, where it is something we know."""
+    beginnings = {
+        b"PK\x03\x04": "a pickle in a zip archive, which is never read",
+        b"version ": "a Git LFS pointer, and the file it stands for was not fetched",
+        b"<": "an HTML page",
+    }
+    if first[0] == 0x80 and first[1] <= 5:
+        return "a pickle, which is never read"
+    return next((what for start, what in beginnings.items() if first.startswith(start)), None)
+
+
+def _too_long(length: int, size: int) -> str:
+    if length > MAX_HEADER_BYTES:
+        return f"a header of {length} bytes, the most is {MAX_HEADER_BYTES}"
+    return f"a header of {length} bytes in a file of {size}"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
