@@ -277,7 +277,7 @@ def test_pickles_are_never_read_whatever_their_name(
 
 
 def write_shards(folder: Path) -> dict[str, str]:
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, shard in enumerate(SHARDS):
         held = NAMES[i::3]
         (folder / shard).write_bytes(file_of(entries(held)))

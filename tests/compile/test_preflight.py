@@ -162,7 +162,7 @@ def test_a_stale_index_and_a_missing_shard_stop_the_compile(
     says: str,
 ) -> None:
     file, tensors = model_of(tmp_path)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(3):
         shard = f"model-0000{i + 1}-of-00003.safetensors"
         held = dict(list(tensors.items())[i::3])
