@@ -54,7 +54,7 @@ class CpuCompiler:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         from nxbucket.compile.graph import canonical_graph
-        from nxbucket.compile.programs.llama import LlamaProgram
+        from nxbucket.compile.programs.families import program_module
 
         with FakeTensorMode():
             inputs = tuple(
@@ -62,7 +62,7 @@ class CpuCompiler:
                 for t in program.signature.inputs
             )
         with torch.no_grad():
-            exported = torch.export.export(LlamaProgram(program).eval(), inputs, strict=False)
+            exported = torch.export.export(program_module(program), inputs, strict=False)
         return Lowered(graph=canonical_graph(exported), payload=exported)
 
     def compile(self, lowered: Lowered, work_dir: Path) -> Path:

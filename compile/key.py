@@ -19,13 +19,13 @@ KEY_FORMAT = 1
 def key_inputs(program: BucketProgram, toolchain: Toolchain) -> dict[str, Any]:
     """The inputs of a program's input key, as they are stored in its manifest."""
     shape = asdict(program)
-    architecture = shape.pop("architecture")
+    del shape["architecture"]
     return {
         "format": KEY_FORMAT,
         "kind": "input",
         "program_version": PROGRAM_VERSION,
         "program": shape,
-        "architecture": architecture,
+        "architecture": program.architecture.as_json(),
         "tensor_parallel_size": 1,
         "target": toolchain.target,
         "toolchain": dict(toolchain.versions),

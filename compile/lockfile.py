@@ -97,7 +97,7 @@ def make_lock(
     What `previous` holds for other targets is kept if the model file still means the same to them.
     """
     resolved = _portable(spec)
-    architecture = asdict(spec.architecture)
+    architecture = spec.architecture.as_json()
     keep = (
         previous is not None
         and previous.spec_digest == spec_digest(resolved)
@@ -123,7 +123,7 @@ def check_lock(lock: Lock, path: Path, spec: DeploySpec) -> None:
         for key in PROGRAM_KEYS
         if lock.spec.get(key) != mine.get(key)
     ]
-    architecture = asdict(spec.architecture)
+    architecture = spec.architecture.as_json()
     changed += [
         f"config.json {field} ({_short(lock.architecture.get(field))} -> {_short(value)})"
         for field, value in architecture.items()
@@ -214,6 +214,7 @@ def _lock_from_json(raw: Any) -> Lock:
     _check(isinstance(raw["spec"], dict), "`spec` is malformed")
     _fields(raw["architecture"], Architecture)
     _fields(raw["architecture"]["rope"], Rope)
+    Architecture.from_json(raw["architecture"])
     _check(raw["model_commit"] is None or isinstance(raw["model_commit"], str), "`model_commit`")
     _check(isinstance(raw["targets"], dict), "`targets` is malformed")
     targets = {name: _target(value) for name, value in raw["targets"].items()}

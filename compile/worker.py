@@ -21,7 +21,7 @@ from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.program import BucketProgram
-from nxbucket.toolkit.architecture import Architecture, Rope
+from nxbucket.toolkit.architecture import Architecture
 
 PR_SET_PDEATHSIG = 1
 
@@ -108,9 +108,7 @@ def _log_sha256() -> str:
 
 
 def _program_from_json(raw: dict[str, Any]) -> BucketProgram:
-    architecture = raw["architecture"]
-    rope = Rope(**architecture["rope"])
-    return BucketProgram(**{**raw, "architecture": Architecture(**{**architecture, "rope": rope})})
+    return BucketProgram(**{**raw, "architecture": Architecture.from_json(raw["architecture"])})
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nxbucket.compile.checkpoint import check_checkpoint
 from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
+from nxbucket.toolkit.architecture import FAMILIES
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
 from nxbucket.toolkit.spec import DeploySpec
 
@@ -27,12 +29,28 @@ PLUGIN_GROUPS = (
 def engine_args(path: str | Path) -> dict[str, Any]:
     """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
 
-    Call it before vLLM is first imported. Raises SpecError, LockError, BindError.
+    Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError.
     """
     spec, served = resolve(Path(path))
-    served.verified_manifests()
-    prepare_environment()
+    preflight(spec, served)
     return locked_args(spec, served)
+
+
+def preflight(spec: DeploySpec, served: Served) -> None:
+    """Find whatever is wrong with artifacts, checkpoint, environment and host before vLLM is
+    imported, which takes seconds; and set the environment.
+
+    Raises BindError, ModelError, EnvironmentProblem.
+    """
+    manifests = served.verified_manifests()
+    check_checkpoint(spec.model_dir, served.architecture)
+    prepare_environment()
+    # Loaders import torch, which reads its number of threads from the environment just set.
+    from nxbucket.serve.loaders import loader_for
+
+    loader = loader_for(served.target)
+    for manifest in manifests.values():
+        loader.check_host(manifest)
 
 
 def locked_args(spec: DeploySpec, served: Served) -> dict[str, Any]:
@@ -42,6 +60,8 @@ def locked_args(spec: DeploySpec, served: Served) -> dict[str, Any]:
     """
     return {
         "model": str(spec.model_dir),
+        # A config.json may name its class in an older spelling, or not at all; vLLM insists on one.
+        "hf_overrides": {"architectures": [FAMILIES[served.architecture.family]]},
         "dtype": spec.dtype,
         "max_model_len": spec.max_model_len,
         "max_num_seqs": spec.max_num_seqs,

@@ -20,7 +20,7 @@ from nxbucket.compile.lockfile import (
     read_lock,
 )
 from nxbucket.compile.manifest import Manifest
-from nxbucket.toolkit.architecture import Architecture, Rope
+from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import BindError, LockError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
@@ -48,8 +48,7 @@ class Served:
 
     @property
     def architecture(self) -> Architecture:
-        raw = dict(self.lock.architecture)
-        return Architecture(**{**raw, "rope": Rope(**raw["rope"])})
+        return Architecture.from_json(dict(self.lock.architecture))
 
     @property
     def kv_cache_bytes(self) -> int:

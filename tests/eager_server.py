@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nxbucket.compile.program import BucketProgram, Phase
-from nxbucket.compile.programs.llama import LlamaProgram
+from nxbucket.compile.programs.families import program_module
 from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts
 from nxbucket.serve.loaders import Executable
@@ -54,7 +54,7 @@ class Shapes:
 
 
 def eager(program: BucketProgram) -> Executable:
-    return Executable(program.name, program.signature, LlamaProgram(program).eval())
+    return Executable(program.name, program.signature, program_module(program))
 
 
 class EagerServer:

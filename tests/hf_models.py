@@ -1,9 +1,10 @@
-"""Tiny random Llama checkpoints, written and read by Hugging Face: the reference for our programs.
+"""Tiny random checkpoints of every family, written and read by Hugging Face: our reference.
 
 The weights are scaled so that logits are spread and greedy outputs vary; norm weights and biases
 are no identity, so that leaving one out shows.
 """
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -23,6 +35,31 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 """With head_dim 8: one frequency kept, one in the ramp, two divided by `factor`."""
+
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.1, 1.4, 2.0],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 128,
+}
+"""For head_dim 8. A program never leaves the short factors."""
+
+
+def old_spelling(rope: dict[str, Any]) -> dict[str, Any]:
+    """As every config.json was before transformers 5."""
+    scaling = {k: v for k, v in rope.items() if k not in ("rope_type", "rope_theta")}
+    return {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": rope["rope_type"], **scaling},
+    }
+
 
 ROPE_FORMS: dict[str, dict[str, Any]] = {
     "default": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
@@ -35,6 +72,27 @@ ROPE_FORMS: dict[str, dict[str, Any]] = {
 }
 """config.json's fields, as transformers 5 writes them and as everyone did before."""
 
+OTHER_ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0},
+    "yarn": YARN_ROPE,
+    "yarn, attention_factor": {**YARN_ROPE, "attention_factor": 0.75},
+    "yarn, mscale": {**YARN_ROPE, "mscale": 1.5, "mscale_all_dim": 0.8},
+    "yarn, betas, no truncate": {
+        **YARN_ROPE,
+        "beta_fast": 8.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+    },
+    "longrope": LONGROPE,
+    "longrope, factor": {**LONGROPE, "factor": 2.0},
+}
+ALL_ROPES = {
+    **ROPE_FORMS,
+    **{name: {"rope_parameters": rope} for name, rope in OTHER_ROPES.items()},
+    **{f"{name}, old spelling": old_spelling(rope) for name, rope in OTHER_ROPES.items()},
+}
+
 TINY: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -45,14 +103,26 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
 }
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+}
+"""What a family's tiny model says besides: its config class has it for larger ones."""
 
 
 def write_checkpoint(
     folder: Path,
     *,
+    family: str = "llama",
     rope: str = "default",
     seed: int = 0,
     checkpoint: str = "float32",
@@ -63,9 +133,11 @@ def write_checkpoint(
 
     `checkpoint` is the dtype it is stored in.
     """
-    rope_fields = ROPE_FORMS[rope]
-    hf_config = LlamaConfig(**TINY | config, **rope_fields)
-    model = LlamaForCausalLM(hf_config)  # type: ignore[no-untyped-call]
+    # Copies: transformers completes what it is given.
+    rope_fields = copy.deepcopy(ALL_ROPES[rope])
+    config_class, model_class = CLASSES[family]
+    hf_config = config_class(**TINY | OWN[family] | config, **copy.deepcopy(rope_fields))
+    model = model_class(hf_config)
     _randomize(model, seed)
     model.to(getattr(torch, checkpoint))
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -74,7 +146,7 @@ def write_checkpoint(
     return folder
 
 
-def _randomize(model: LlamaForCausalLM, seed: int) -> None:
+def _randomize(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -102,11 +174,11 @@ def _respell_rope(config_file: Path, rope_fields: dict[str, Any]) -> None:
 class Reference:
     """A checkpoint as Hugging Face runs it: no cache, no padding, the whole sequence each time."""
 
-    model: LlamaForCausalLM
+    model: PreTrainedModel
 
     @classmethod
     def load(cls, folder: Path, dtype: str = "float32") -> "Reference":
-        model = LlamaForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="eager"
         )
         return cls(model)

@@ -129,11 +129,22 @@ ARCHITECTURE = Architecture(
     head_dim=8,
     rms_norm_eps=1e-5,
     tie_word_embeddings=False,
-    attention_bias=False,
+    qkv_bias=False,
+    o_bias=False,
     mlp_bias=False,
     rope=Rope("default", 10000.0),
 )
 LLAMA3_ROPE = Rope("llama3", 500000.0, 8.0, 1.0, 4.0, 64)
+YARN_ROPE = Rope(
+    "yarn",
+    10000.0,
+    4.0,
+    original_max_position_embeddings=64,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=True,
+    attention_factor=1.1,
+)
 
 
 def a_program(

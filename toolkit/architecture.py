@@ -2,46 +2,55 @@
 
 `read_architecture` reads a model folder with nothing but the standard library, so that `validate`
 and a warm `compile` stay free of torch and transformers. Defaults for fields a file leaves out are
-those of transformers' LlamaConfig. Fields that do not touch the graph of a Llama (`sliding_window`,
-`pretraining_tp`, token ids, initialisation, ...) are not looked at.
+those of transformers' config class of the family. Fields that do not touch the graph
+(`pretraining_tp`, token ids, initialisation, ...) are not looked at.
 """
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, get_args
 
 from nxbucket.toolkit.buckets import describe, show
-from nxbucket.toolkit.errors import Problem, SpecError
+from nxbucket.toolkit.config_json import ConfigJson
+from nxbucket.toolkit.errors import SpecError
+from nxbucket.toolkit.rope import PositionLimit, Rope, read_rope
 
-FAMILIES = {"llama": "LlamaForCausalLM"}
+__all__ = ["FAMILIES", "Architecture", "ModelConfig", "Rope", "read_architecture", "stored_dtype"]
+
+Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+
+FAMILIES: dict[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 """model_type and the one class name in `architectures` that has our graph."""
 
-MAX_CONFIG_BYTES = 1 << 20
-MAX_HEADER_BYTES = 100_000_000
-"""The safetensors library's own limit."""
+ALIASES = {"LLaMAForCausalLM": "LlamaForCausalLM"}
+"""What the first converted Llamas call themselves."""
+
+DEFAULT_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+MAX_LAYERS = 1024
+"""Several times what has been published. Every layer costs planning time and memory."""
+MAX_HEADER_BYTES = 16 << 20
+"""Of a safetensors file. The library takes 100 MB; a header of ours lists a thousand tensors, and
+JSON of 100 MB can take gigabytes to read."""
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
 @dataclass(frozen=True)
-class Rope:
-    """Rotary embedding. `theta` is the base; the rest belongs to the llama3 form."""
-
-    form: Literal["default", "llama3"]
-    theta: float
-    factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
-
-
-@dataclass(frozen=True)
 class Architecture:
-    """A decoder's shape. All of it enters every artifact key; weights, names and paths do not."""
+    """A decoder's shape. All of it enters every artifact key; weights, names and paths do not.
 
-    family: Literal["llama"]
+    A layer in `windowed_layers` sees the last `sliding_window` tokens, itself included; the others
+    see all. `sliding_window` is None where there is no such layer.
+    """
+
+    family: Family
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -51,9 +60,37 @@ class Architecture:
     head_dim: int
     rms_norm_eps: float
     tie_word_embeddings: bool
-    attention_bias: bool
+    qkv_bias: bool
+    o_bias: bool
     mlp_bias: bool
     rope: Rope
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    windowed_layers: tuple[int, ...] = ()
+
+    def window_of(self, layer: int) -> int | None:
+        return self.sliding_window if layer in self.windowed_layers else None
+
+    def within(self, max_model_len: int) -> "Architecture":
+        """The same for texts of this length: a window that holds all of one is none."""
+        if self.sliding_window is None or self.sliding_window < max_model_len:
+            return self
+        return replace(self, sliding_window=None, windowed_layers=())
+
+    def as_json(self) -> dict[str, Any]:
+        """Equal to what reading it back from a file gives: lists, no tuples."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> "Architecture":
+        """Of what `as_json` gave. Raises ValueError for what it could not have given."""
+        rope, layers = dict(raw["rope"]), raw["windowed_layers"]
+        short = rope["short_factor"]
+        if not isinstance(layers, list) or not isinstance(short, list | None):
+            raise ValueError("architecture: a list is wanted")
+        rope["short_factor"] = None if short is None else tuple(short)
+        return cls(**{**raw, "windowed_layers": tuple(layers), "rope": Rope(**rope)})
 
 
 @dataclass(frozen=True)
@@ -62,62 +99,93 @@ class ModelConfig:
 
     architecture: Architecture
     max_position_embeddings: int
+    """The most tokens of one text; `positions_reason` says where the number is from."""
     dtype: str | None
     """As config.json names it, else as most weights are stored; None where neither says."""
     notes: tuple[str, ...] = ()
+    positions_reason: str = ""
 
 
 def read_architecture(model_dir: Path) -> ModelConfig:
     """Raises SpecError with everything wrong in config.json."""
-    config = _Config(model_dir / "config.json")
-    config.check_family()
-    architecture, max_positions = _read_fields(config)
+    config = ConfigJson(model_dir / "config.json")
+    family = _read_family(config)
+    notes: list[str] = []
+    architecture, limit = _read_fields(config, family, notes)
     named = config.dtype()
     if config.problems:
         raise SpecError(config.problems)
     assert architecture is not None
     stored = stored_dtype(model_dir)
-    notes = []
     if config.get("tie_word_embeddings") is None:
-        notes.append("config.json does not say tie_word_embeddings; Llama's default is false")
+        default = f"the default of {FAMILIES[family]} is false"
+        notes.append(f"config.json does not say tie_word_embeddings; {default}")
     if named and stored and named != stored:
         notes.append(f"config.json says {named}, most weights are {stored}; {named} holds")
-    return ModelConfig(architecture, max_positions, named or stored, tuple(notes))
+    return ModelConfig(architecture, limit.tokens, named or stored, tuple(notes), limit.reason)
 
 
-def _read_fields(config: "_Config") -> tuple[Architecture | None, int]:
+def _read_family(config: ConfigJson) -> Family:
+    """Another family gives the fields another meaning: this problem stands alone."""
+    model_type, classes = config.get("model_type"), config.get("architectures", [])
+    works = ", ".join(FAMILIES)
+    known: tuple[Family, ...] = get_args(Family)
+    for family in known:
+        if family == model_type:
+            break
+    else:
+        message = f"not yet: {show(model_type)}" if isinstance(model_type, str) else ""
+        found = "missing" if model_type is None else describe(model_type)
+        message = message or f"model_type is {found}"
+        config.report("model_type", "model-unsupported", message, f"works today: {works}")
+        raise SpecError(config.problems)
+    named = [ALIASES.get(c, c) for c in classes if isinstance(c, str)] if _is_list(classes) else []
+    if not _is_list(classes) or (classes and FAMILIES[family] not in named):
+        shown = ", ".join(map(str, classes)) if _is_list(classes) else describe(classes)
+        message = f"not yet: {show(shown)} as a {family}"
+        hint = (
+            f"works today: {', '.join(FAMILIES.values())}, each with its own model_type; if this "
+            f"is a plain {family} under another name, name {FAMILIES[family]} in config.json"
+        )
+        config.report("architectures", "model-unsupported", message, hint)
+        raise SpecError(config.problems)
+    return family
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _read_fields(
+    config: ConfigJson, family: Family, notes: list[str]
+) -> tuple[Architecture | None, PositionLimit]:
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
-    num_kv_heads = config.integer("num_key_value_heads", default=num_heads)
-    head_dim = config.integer("head_dim", default=0, minimum=1)
-    max_positions = config.integer("max_position_embeddings", default=2048)
+    num_kv_heads = _read_kv_heads(config, family, num_heads)
+    # Qwen3's config class alone has a number of its own.
+    head_dim = config.integer("head_dim", default=128 if family == "qwen3" else 0)
+    num_layers = config.integer("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        message = f"num_hidden_layers is {num_layers}; more than {MAX_LAYERS} is no model of ours"
+        config.report("num_hidden_layers", "config-value", message, "take config.json as published")
+        num_layers = 1
     fields = {
         "vocab_size": config.integer("vocab_size"),
         "intermediate_size": config.integer("intermediate_size"),
-        "num_hidden_layers": config.integer("num_hidden_layers"),
         "rms_norm_eps": config.number("rms_norm_eps", default=1e-6),
         "tie_word_embeddings": config.boolean("tie_word_embeddings"),
-        "attention_bias": config.boolean("attention_bias"),
-        "mlp_bias": config.boolean("mlp_bias"),
+        **_read_biases(config, family),
     }
-    rope = _read_rope(config)
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        act = describe(config.get("hidden_act"))
-        config.report(
-            "hidden_act", "config-unsupported", f"hidden_act is {act}", "only silu works today"
-        )
-    if config.get("quantization_config") is not None:
-        config.report(
-            "quantization_config",
-            "config-unsupported",
-            "the checkpoint is quantized (quantization_config)",
-            "not yet; use the float32, bfloat16 or float16 checkpoint of this model",
-        )
-    if not config.problems and config.get("head_dim") is None:
+    sizes_known = not config.problems
+    if sizes_known and not head_dim:
         if hidden_size % num_heads:
             message = f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}"
             config.report("num_attention_heads", "config-heads", message, "give head_dim")
+            sizes_known = False
         head_dim = hidden_size // num_heads
+    window, windowed = _read_window(config, family, num_layers, notes)
+    rope, limit = read_rope(config, DEFAULT_POSITIONS[family], head_dim if sizes_known else None)
+    _refuse_other_graphs(config)
     if not config.problems:
         if num_heads % num_kv_heads:
             message = (
@@ -130,165 +198,97 @@ def _read_fields(config: "_Config") -> tuple[Architecture | None, int]:
             message = f"head_dim {head_dim} is odd; rotary embedding turns pairs"
             config.report("head_dim", "config-heads", message, "an even head_dim is needed")
     if config.problems or rope is None:
-        return None, max_positions
+        return None, limit
     architecture = Architecture(
-        family="llama",
+        family=family,
         hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=head_dim,
         rope=rope,
+        qk_norm=family == "qwen3",
+        sliding_window=window,
+        windowed_layers=windowed,
         **fields,  # type: ignore[arg-type]  # each was read with the type its field has
     )
-    return architecture, max_positions
+    return architecture, limit
 
 
-def _read_rope(config: "_Config") -> Rope | None:
-    # transformers 5: the old name wins when both are there.
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    scaling = config.get(name) or {}
-    if not isinstance(scaling, dict):
-        config.report(
-            name, "config-type", f"{name} is {describe(scaling)}, object wanted", "see Llama's"
-        )
-        return None
-    rope = _Config(config.file, scaling, f"{name}.", config.problems)
-    in_rope = rope.get("rope_theta") is not None
-    theta = (rope if in_rope else config).number("rope_theta", default=10000.0)
-    form = rope.get("rope_type") or rope.get("type") or "default"
-    if form not in ("default", "llama3"):
-        key = "rope_type" if rope.get("rope_type") else "type"
-        message = f"RoPE form {describe(form)} is not supported"
-        rope.report(key, "rope-unsupported", message, "works today: default, llama3")
-        return None
-    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
-        message = "partial_rotary_factor other than 1.0 is not supported"
-        rope.report("partial_rotary_factor", "rope-unsupported", message, "works today: 1.0")
-    if form == "default":
-        return Rope("default", theta)
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    original = rope.integer("original_max_position_embeddings")
-    factor = rope.number("factor")
-    if not config.problems and low >= high:
-        message = f"low_freq_factor {low} must be below high_freq_factor {high}"
-        rope.report("low_freq_factor", "config-value", message, "Llama 3.1 has 1.0 and 4.0")
-    return Rope("llama3", theta, factor, low, high, original)
+def _read_kv_heads(config: ConfigJson, family: Family, num_heads: int) -> int:
+    """null means as many as heads; left out, only a Llama means that."""
+    if family != "llama" and not config.has("num_key_value_heads"):
+        return config.integer("num_key_value_heads")
+    return config.integer("num_key_value_heads", default=num_heads)
 
 
-class _Config:
-    """A JSON object with typed access. What is wrong is noted, and a stand-in returned."""
+def _read_biases(config: ConfigJson, family: Family) -> dict[str, bool]:
+    attention = config.boolean("attention_bias")
+    mlp = config.boolean("mlp_bias") if family == "llama" else False
+    if family == "qwen2":
+        return {"qkv_bias": True, "o_bias": False, "mlp_bias": mlp}
+    if family == "mistral" and attention:
+        message = "attention_bias is true, and a Mistral has no biases"
+        config.report("attention_bias", "config-unsupported", message, "delete it, or take a Llama")
+    return {"qkv_bias": attention, "o_bias": attention, "mlp_bias": mlp}
 
-    def __init__(
-        self,
-        file: Path,
-        fields: dict[str, Any] | None = None,
-        prefix: str = "",
-        problems: list[Problem] | None = None,
-    ) -> None:
-        self.file = file
-        self.problems: list[Problem] = [] if problems is None else problems
-        self._prefix = prefix
-        self._fields = self._load() if fields is None else fields
 
-    def _load(self) -> dict[str, Any]:
-        hint = "take the folder of a Hugging Face checkpoint, with config.json as published"
-        try:
-            with self.file.open("rb") as stream:
-                content = stream.read(MAX_CONFIG_BYTES + 1)
-        except FileNotFoundError:
-            self._fail("config-missing", "the model folder has no config.json", hint)
-        except (OSError, ValueError) as err:
-            self._fail("config-unreadable", f"cannot be read: {err}", "check its owner and mode")
-        if len(content) > MAX_CONFIG_BYTES:
-            self._fail("config-too-large", "config.json is larger than 1 MiB", hint)
-        try:
-            loaded = json.loads(content)
-        except json.JSONDecodeError as err:
-            problem = Problem(
-                "config-not-json", f"not JSON: {err.msg}", hint, self.file, err.lineno, err.colno
-            )
-            raise SpecError([problem]) from None
-        except (ValueError, RecursionError):
-            # Not UTF-8, an integer of thousands of digits, or nested deeper than Python's stack.
-            self._fail("config-not-json", "not JSON that can be read", hint)
-        if not isinstance(loaded, dict):
-            self._fail("config-not-json", "config.json is not a JSON object", hint)
-        return loaded
+def _read_window(
+    config: ConfigJson, family: Family, num_layers: int, notes: list[str]
+) -> tuple[int | None, tuple[int, ...]]:
+    """The window and the layers that have it, as transformers' config class of the family reads it.
 
-    def _fail(self, code: str, message: str, hint: str) -> NoReturn:
-        raise SpecError([Problem(code, message, hint, self.file)])
+    A Llama never looks at sliding_window. A Mistral that leaves it out has 4096, with null none.
+    Qwen's holds only with use_sliding_window, and from layer max_window_layers on.
+    """
+    kinds = config.get("layer_types")
+    sliding: tuple[int, ...] = ()
+    if kinds is not None:
+        known = ("full_attention", "sliding_attention")
+        if not _is_list(kinds) or len(kinds) != num_layers or any(k not in known for k in kinds):
+            message = f"layer_types is {describe(kinds)}, one of {', '.join(known)} for each layer"
+            config.report("layer_types", "config-type", message + " wanted", "see Qwen3's")
+            return None, ()
+        sliding = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+        if sliding and (family in ("llama", "mistral") or not config.boolean("use_sliding_window")):
+            message = "layer_types has sliding_attention where nothing says that a window is used"
+            hint = "works today: qwen2 and qwen3 with use_sliding_window: true"
+            config.report("layer_types", "config-unsupported", message, hint)
+    if family == "llama" or (family != "mistral" and not config.boolean("use_sliding_window")):
+        return None, ()
+    if config.has("sliding_window") and config.get("sliding_window") is None:
+        return None, ()
+    if not config.has("sliding_window"):
+        default = f"the default of {FAMILIES[family]} is 4096"
+        notes.append(f"config.json does not say sliding_window; {default}")
+    window = config.integer("sliding_window", default=4096)
+    first = 0 if family == "mistral" else config.integer("max_window_layers", 28, minimum=0)
+    windowed = tuple(range(first, num_layers)) if kinds is None else sliding
+    return (window, windowed) if windowed else (None, ())
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """null and absent are the same thing: transformers writes either."""
-        value = self._fields.get(key)
-        return default if value is None else value
 
-    def report(self, key: str, code: str, message: str, hint: str) -> None:
-        self.problems.append(Problem(code, message, hint, self.file, key=self._prefix + key))
-
-    def check_family(self) -> None:
-        """Another family gives the fields another meaning: this problem stands alone."""
-        model_type, classes = self.get("model_type"), self.get("architectures", [])
-        works = ", ".join(FAMILIES)
-        if not isinstance(model_type, str):
-            found = "missing" if model_type is None else describe(model_type)
-            self.report(
-                "model_type", "model-unsupported", f"model_type is {found}", f"works today: {works}"
-            )
-        elif model_type not in FAMILIES:
-            message = f"not yet: {show(model_type)}"
-            self.report("model_type", "model-unsupported", message, f"works today: {works}")
-        elif not isinstance(classes, list) or (classes and FAMILIES[model_type] not in classes):
-            named = ", ".join(map(str, classes)) if isinstance(classes, list) else describe(classes)
-            message = f"not yet: {show(named)}"
-            hint = f"works today: {', '.join(FAMILIES.values())}"
-            self.report("architectures", "model-unsupported", message, hint)
-        if self.problems:
-            raise SpecError(self.problems)
-
-    def _wanted(self, key: str, wanted: str) -> None:
-        name = self._prefix + key
-        if self.get(key) is None:
-            message = f"{name} is missing, {wanted} wanted"
-            self.report(key, "config-missing-field", message, "take config.json as published")
-        else:
-            message = f"{name} is {describe(self.get(key))}, {wanted} wanted"
-            self.report(key, "config-type", message, "take config.json as published")
-
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        value: object = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 1 << 31:
-            self._wanted(key, "positive integer")
-            return 1
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        # `value < 1e30` also keeps out integers no float can hold, NaN and infinity.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            self._wanted(key, "positive number")
-            return 1.0
-        return float(value)
-
-    def boolean(self, key: str) -> bool:
-        value = self.get(key, False)
-        if not isinstance(value, bool):
-            self._wanted(key, "true or false")
-            return False
-        return value
-
-    def dtype(self) -> str | None:
-        """`dtype` is the newer name of `torch_dtype`; either may be null."""
-        key = "dtype" if self.get("dtype") is not None else "torch_dtype"
-        value = self.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            self._wanted(key, "a dtype's name")
-            return None
-        return value.removeprefix("torch.")
+def _refuse_other_graphs(config: ConfigJson) -> None:
+    """Fields that turn one of our families into something that computes otherwise."""
+    unsupported = {
+        "quantization_config": (
+            "the checkpoint is quantized (quantization_config)",
+            "not yet; use the float32, bfloat16 or float16 checkpoint of this model",
+        ),
+        "dual_chunk_attention_config": (
+            "attention in two chunks (dual_chunk_attention_config) is not supported",
+            "below its chunk_size it changes nothing: delete it from config.json to serve that",
+        ),
+        "qk_norm": ("qk_norm is set; of our families Qwen3 alone has such norms", "not yet"),
+    }
+    for key, (message, hint) in unsupported.items():
+        if config.get(key) not in (None, False):
+            config.report(key, "config-unsupported", message, hint)
+    if config.get("is_causal") not in (None, True):
+        message = "is_causal is not true: a model that makes embeddings, not text"
+        config.report("is_causal", "config-unsupported", message, "take one that writes text")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        message = f"hidden_act is {describe(config.get('hidden_act'))}"
+        config.report("hidden_act", "config-unsupported", message, "only silu works today")
 
 
 def stored_dtype(model_dir: Path) -> str | None:
@@ -298,7 +298,7 @@ def stored_dtype(model_dir: Path) -> str | None:
     """
     try:
         first = min(model_dir.glob("*.safetensors"), default=None)
-        if first is None:
+        if first is None or not first.is_file():
             return None
         with first.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

@@ -71,6 +71,7 @@ def compile(
         spec = load_spec(model_file(model_yaml))
         for note in spec.notes:
             output.print_note(note)
+        _check_checkpoint(spec)
         choice = choose_cache(spec.artifacts.cache)
         cache, compiler = ArtifactCache(choice.root), compiler_for(spec)
         output.print_note(f"cache {choice.root} ({choice.origin})")
@@ -83,6 +84,16 @@ def compile(
         _print_report(report, spec, choice, time.monotonic() - start, as_json)
         if report.failed:
             raise typer.Exit(CompileError.exit_code)
+
+
+def _check_checkpoint(spec: "DeploySpec") -> None:
+    """Raises ModelError for weights that a server would refuse after an hour of compiling."""
+    from nxbucket.compile.checkpoint import check_checkpoint, has_weights
+
+    if has_weights(spec.model_dir):
+        check_checkpoint(spec.model_dir, spec.architecture)
+    else:
+        output.print_note(f"{spec.model_dir} has no weights: compiling from config.json alone")
 
 
 def _print_plan(planned: "Plan", choice: "CacheChoice", as_json: bool) -> None:

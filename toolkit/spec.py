@@ -6,7 +6,7 @@ between its server and its `LLM` class:
     target                      cpu
     dtype                       the checkpoint's
     tensor_parallel_size        1
-    max_model_len               the model's max_position_embeddings, at most 4096
+    max_model_len               as far as the model's positions and RoPE go, at most 4096
     max_num_seqs                8
     max_num_batched_tokens      2048
     block_size                  32

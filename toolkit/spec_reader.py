@@ -94,6 +94,7 @@ class _SpecReader:
             enable_chunked_prefill=top.boolean("enable_chunked_prefill", None),
             architecture=None if config is None else config.architecture,
             max_position_embeddings=positions,
+            positions_reason="" if config is None else config.positions_reason,
             **{key: values[key] for key in Limits.__annotations__ if key in values},
         )
         self._problems += check_limits(limits)
@@ -104,6 +105,8 @@ class _SpecReader:
         self._refuse_profile()
         self._note_limits(limits)
         values["architecture"] = limits.architecture
+        if limits.architecture is not None and limits.max_model_len is not None:
+            values["architecture"] = limits.architecture.within(limits.max_model_len)
         given = (top, *sections.values())
         values["defaulted"] = frozenset().union(*(s.defaulted for s in given))
         values["defaulted"] -= {"profile", "enable_chunked_prefill"}

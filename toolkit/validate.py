@@ -30,6 +30,7 @@ class Limits:
     enable_chunked_prefill: bool | None = None
     architecture: Architecture | None = None
     max_position_embeddings: int | None = None
+    positions_reason: str = ""
 
     @property
     def effective_max_num_batched_tokens(self) -> int | None:
@@ -55,7 +56,8 @@ def _positions(limits: Limits) -> Problem | None:
     length, positions = limits.max_model_len, limits.max_position_embeddings
     if length is None or positions is None or length <= positions:
         return None
-    message = f"max_model_len {length} is above the model's max_position_embeddings {positions}"
+    reason = limits.positions_reason or f"the model's max_position_embeddings {positions}"
+    message = f"max_model_len {length} is above {reason}"
     hint = f"set max_model_len to {positions} or less"
     return limits.problem("max_model_len", "max-model-len", message, hint)
 

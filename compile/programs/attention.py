@@ -21,12 +21,19 @@ def write_kv(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
 
 
 def prefill_attention(
-    query: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, positions: Tensor, end: Tensor
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    positions: Tensor,
+    end: Tensor,
+    window: int | None = None,
 ) -> Tensor:
     """One sequence's chunk against its cached prefix and itself, causally.
 
     query [tokens, heads, head_dim]; keys, values: one layer's cache; block_table int32
-    [max_blocks]; positions int32 [tokens]; end int32 [1], the sequence's length so far.
+    [max_blocks]; positions int32 [tokens]; end int32 [1], the sequence's length so far. With a
+    `window`, a token sees the last `window` tokens, itself included.
     -> [tokens, heads, head_dim]
     """
     k, v = _gather(keys, block_table), _gather(values, block_table)
@@ -34,6 +41,8 @@ def prefill_attention(
     in_sequence = (key_positions < end)[:, None, None]
     k, v = torch.where(in_sequence, k, 0), torch.where(in_sequence, v, 0)
     causal = key_positions[None, :] <= positions[:, None]
+    if window is not None:
+        causal = causal & (key_positions[None, :] > positions[:, None] - window)
     out = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
@@ -45,7 +54,12 @@ def prefill_attention(
 
 
 def decode_attention(
-    query: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, seq_lens: Tensor
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    window: int | None = None,
 ) -> Tensor:
     """One token of each sequence against its cached tokens, itself included.
 
@@ -60,9 +74,12 @@ def decode_attention(
     in_sequence = key_positions[None, :] < seq_lens[:, None]
     row_mask = in_sequence[:, None, :, None]
     k, v = torch.where(row_mask, k, 0), torch.where(row_mask, v, 0)
+    visible = in_sequence
+    if window is not None:
+        visible = visible & (key_positions[None, :] >= seq_lens[:, None] - window)
     # The query heads of a group stand where SDPA has query positions: no copy of K and V per head.
     grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=in_sequence[:, None, None, :])
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible[:, None, None, :])
     return out.reshape(batch, heads, head_dim)
 
 

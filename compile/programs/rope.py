@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from nxbucket.toolkit.architecture import Rope
+from nxbucket.toolkit.rope import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -15,8 +15,52 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     100,000 one unit in the last place of a frequency is already 0.006 radians.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    if rope.form == "longrope":
+        assert rope.short_factor is not None
+        return 1.0 / (torch.tensor(rope.short_factor) * rope.theta**exponents)
+    if rope.form == "yarn":
+        return _yarn(rope, rope.theta**exponents, head_dim)
     frequencies = 1.0 / (rope.theta**exponents)
+    if rope.form == "linear":
+        assert rope.factor is not None
+        return frequencies / rope.factor
     return _llama3(rope, frequencies) if rope.form == "llama3" else frequencies
+
+
+def cos_sin(rope: Rope, angles: Tensor) -> tuple[Tensor, Tensor]:
+    """angles float32 [n, head_dim / 2] -> cos and sin [n, 1, head_dim / 2], for `rotate`."""
+    cos, sin = angles.cos()[:, None, :], angles.sin()[:, None, :]
+    factor = rope.attention_factor
+    if factor is None or factor == 1:
+        return cos, sin
+    return cos * factor, sin * factor
+
+
+def _yarn(rope: Rope, powers: Tensor, head_dim: int) -> Tensor:
+    """YaRN: frequencies that turn often are kept, those that turn little divided, a ramp between.
+
+    Source: jquesnelle/yarn; transformers' `_compute_yarn_parameters`. Where the ramp ends depends
+    on `truncate`; a table of its own for the magnitude is `attention_factor`, in `cos_sin`.
+    """
+    assert rope.factor and rope.beta_fast and rope.beta_slow
+    assert rope.original_max_position_embeddings
+    original = rope.original_max_position_embeddings
+
+    def dimension(rotations: float) -> float:
+        turned = math.log(original / (rotations * 2 * math.pi))
+        return (head_dim * turned) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero
+    ramp = torch.clamp(
+        (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1
+    )
+    kept = 1 - ramp
+    return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
 def _llama3(rope: Rope, frequencies: Tensor) -> Tensor:

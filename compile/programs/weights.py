@@ -49,10 +49,16 @@ def weight_specs(arch: Architecture) -> list[WeightSpec]:
             ),
             _one(f"{ours}.down", f"{mlp}.down_proj.weight", (hidden, inter)),
         ]
-        if arch.attention_bias:
+        if arch.qkv_bias:
+            specs.append(
+                _joined(f"{ours}.qkv_bias", attn, ("q_proj", "k_proj", "v_proj"), "bias", qkv_rows)
+            )
+        if arch.o_bias:
+            specs.append(_one(f"{ours}.o_bias", f"{attn}.o_proj.bias", (hidden,)))
+        if arch.qk_norm:
             specs += [
-                _joined(f"{ours}.qkv_bias", attn, ("q_proj", "k_proj", "v_proj"), "bias", qkv_rows),
-                _one(f"{ours}.o_bias", f"{attn}.o_proj.bias", (hidden,)),
+                _one(f"{ours}.{norm}", f"{attn}.{norm}.weight", (arch.head_dim,))
+                for norm in ("q_norm", "k_norm")
             ]
         if arch.mlp_bias:
             specs += [

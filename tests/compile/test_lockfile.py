@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +298,8 @@ def test_a_missing_field_of_a_program_is_an_error(spec: DeploySpec, name: str) -
         lambda raw: raw["architecture"].pop("vocab_size"),
         lambda raw: raw["architecture"].update(rope=None),
         lambda raw: raw["architecture"]["rope"].pop("theta"),
+        lambda raw: raw["architecture"]["rope"].update(short_factor=5),
+        lambda raw: raw["architecture"].update(windowed_layers=5),
         lambda raw: raw["targets"][TARGET]["num_seqs_buckets"].append(3),
         lambda raw: raw["targets"][TARGET]["programs"].pop(),
         lambda raw: raw["targets"][TARGET].update(num_kv_blocks=0),
@@ -365,7 +367,7 @@ def test_garbage_in_any_one_place_raises_nothing_but_lock_error(
         check_lock(lock, path, spec)
     except LockError:
         return
-    assert asdict(spec.architecture) == lock.architecture
+    assert spec.architecture.as_json() == lock.architecture
 
 
 @pytest.mark.parametrize("payload", [b"[" * 100_000, b'{"format": 1, "format": 1}', b"\xff\xfe{}"])

@@ -16,10 +16,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from null_compiler import ARCHITECTURE, LLAMA3_ROPE, a_program
+from null_compiler import ARCHITECTURE, LLAMA3_ROPE, YARN_ROPE, a_program
 
 from nxbucket.compile.canonical import sha256_hex
 from nxbucket.compile.program import PROGRAM_VERSION, BucketProgram
+from nxbucket.toolkit.architecture import Rope
 
 GOLDEN = Path(__file__).with_name("golden_graphs.json")
 
@@ -27,9 +28,24 @@ ARCHITECTURES = {
     "plain": ARCHITECTURE,
     "llama3": replace(ARCHITECTURE, rope=LLAMA3_ROPE),
     "tied": replace(ARCHITECTURE, tie_word_embeddings=True),
-    "bias": replace(ARCHITECTURE, attention_bias=True, mlp_bias=True),
+    "bias": replace(ARCHITECTURE, qkv_bias=True, o_bias=True, mlp_bias=True),
     "mha": replace(ARCHITECTURE, num_key_value_heads=4),
     "two_layers": replace(ARCHITECTURE, num_hidden_layers=2),
+    "qwen2": replace(ARCHITECTURE, family="qwen2", qkv_bias=True),
+    "qwen3": replace(ARCHITECTURE, family="qwen3", qk_norm=True),
+    "window": replace(
+        ARCHITECTURE,
+        family="mistral",
+        num_hidden_layers=2,
+        sliding_window=24,
+        windowed_layers=(1,),
+    ),
+    "linear": replace(ARCHITECTURE, rope=Rope("linear", 10000.0, 4.0)),
+    "yarn": replace(ARCHITECTURE, rope=YARN_ROPE),
+    "longrope": replace(
+        ARCHITECTURE,
+        rope=Rope("longrope", 10000.0, attention_factor=1.1, short_factor=(1.0, 1.5, 2.0, 3.0)),
+    ),
 }
 
 

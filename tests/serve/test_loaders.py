@@ -30,7 +30,8 @@ ARCHITECTURE = Architecture(
     head_dim=4,
     rms_norm_eps=1e-5,
     tie_word_embeddings=True,
-    attention_bias=False,
+    qkv_bias=False,
+    o_bias=False,
     mlp_bias=False,
     rope=Rope("default", 10000.0),
 )

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,44 @@ def test_a_config_json_that_changed_after_the_compile_is_named_by_field(
     status, message = refused(folder / "copy" / "model.yaml", env=artifact_env)
     assert status == 1
     assert "config.json rms_norm_eps (1e-05 -> 0.001)" in message
+
+
+def without_last_byte(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def with_another_layer(folder: Path) -> None:
+    shutil.copyfile(folder / "model.safetensors", folder / "other.safetensors")
+    index = {"weight_map": {"model.layers.99.mlp.up_proj.weight": "other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (without_last_byte, "truncated"),
+        (pickled, "never read"),
+        (with_another_layer, "stale"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    ],
+)
+def test_a_checkpoint_that_is_not_what_was_compiled_for_stops_the_start(
+    example: Path,
+    artifact_env: dict[str, str],
+    folder: Path,
+    damage: Callable[[Path], None],
+    says: str,
+) -> None:
+    shutil.copytree(example.parent, folder / "copy")
+    damage(folder / "copy" / "model")
+    status, message = refused(folder / "copy" / "model.yaml", env=artifact_env)
+    assert status == 1
+    assert says in message
 
 
 # B73, B86, B125

@@ -31,7 +31,8 @@ ARCHITECTURE = Architecture(
     head_dim=2,
     rms_norm_eps=1e-5,
     tie_word_embeddings=False,
-    attention_bias=True,
+    qkv_bias=True,
+    o_bias=True,
     mlp_bias=True,
     rope=Rope("default", 10000.0),
 )
@@ -181,7 +182,7 @@ def test_a_missing_tensor_is_named(
 @pytest.mark.parametrize(
     ("arch", "extra"),
     [
-        (dataclasses.replace(ARCHITECTURE, attention_bias=False), "self_attn.q_proj.bias"),  # B104
+        (dataclasses.replace(ARCHITECTURE, qkv_bias=False), "self_attn.q_proj.bias"),  # B104
         (dataclasses.replace(ARCHITECTURE, mlp_bias=False), "mlp.down_proj.bias"),
         (dataclasses.replace(ARCHITECTURE, num_hidden_layers=1), "model.layers.1."),
     ],
@@ -251,6 +252,76 @@ def test_a_quantized_weight_is_refused_by_name_and_dtype(
     message = refusal(write_single(tmp_path, tensors)).message
     assert name in message
     assert str(dtype).removeprefix("torch.") in message
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_weight_that_is_no_number_is_refused_by_name_and_file(
+    tmp_path: Path, name: str, dtype: str, bad: float
+) -> None:
+    tensors = {n: t.to(getattr(torch, dtype)) for n, t in tensors_of().items()}
+    tensors[name].flatten()[-1] = bad
+    write_shards(tmp_path, tensors)
+    message = refusal(tmp_path).message
+    assert str(tmp_path / weight_map_of(tmp_path)[name]) in message
+    assert name in message
+    assert "NaN or infinity" in message
+
+
+@pytest.mark.parametrize(
+    ("value", "stored", "dtype", "fits"),
+    [
+        (65504.0, "float32", "float16", True),
+        (65519.0, "float32", "float16", True),  # rounds to 65504
+        (65520.0, "float32", "float16", False),
+        (-1e5, "bfloat16", "float16", False),
+        (1e5, "bfloat16", "bfloat16", True),
+        (3.4e38, "float32", "bfloat16", False),  # rounds past the largest
+        (1e300, "float64", "float32", False),
+    ],
+)
+def test_a_weight_too_large_for_the_served_dtype_is_refused(
+    tmp_path: Path, value: float, stored: str, dtype: str, fits: bool
+) -> None:
+    tensors = {n: t.to(getattr(torch, stored)) for n, t in tensors_of().items()}
+    tensors["model.norm.weight"][3] = value
+    write_single(tmp_path, tensors)
+    if fits:
+        assert bool(load_weights(tmp_path, ARCHITECTURE, dtype)["norm"].isfinite().all())
+        return
+    with pytest.raises(ModelError) as caught:
+        load_weights(tmp_path, ARCHITECTURE, dtype)
+    assert f"infinite in {dtype}" in caught.value.message
+    assert "model.norm.weight" in caught.value.message
+
+
+# Families
+
+
+@pytest.mark.parametrize("norm", ["q_norm", "k_norm"])
+def test_a_qwen3_without_its_head_norms_names_them(tmp_path: Path, norm: str) -> None:
+    # B107
+    qwen3 = dataclasses.replace(ARCHITECTURE, family="qwen3", qk_norm=True)
+    tensors = tensors_of(qwen3)
+    del tensors[f"model.layers.1.self_attn.{norm}.weight"]
+    message = refusal(write_single(tmp_path, tensors), qwen3).message
+    assert f"model.layers.1.self_attn.{norm}.weight" in message
+
+
+def test_a_qwen2_takes_three_biases_and_no_fourth(tmp_path: Path) -> None:
+    # B104
+    qwen2 = dataclasses.replace(ARCHITECTURE, family="qwen2", o_bias=False, mlp_bias=False)
+    tensors = tensors_of(qwen2)
+    load_weights(write_single(tmp_path, tensors), qwen2, "float32")
+    extra = "model.layers.0.self_attn.o_proj.bias"
+    assert extra in refusal(write_single(tmp_path, tensors | {extra: torch.ones(6)}), qwen2).message
+    del tensors["model.layers.0.self_attn.k_proj.bias"]
+    message = refusal(write_single(tmp_path, tensors), qwen2).message
+    assert "model.layers.0.self_attn.k_proj.bias" in message
 
 
 # lm_head

@@ -1,4 +1,5 @@
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from fakes import ABSENT, model_folder
 from nxbucket.toolkit.architecture import Rope, read_architecture
 from nxbucket.toolkit.errors import Problem, SpecError
+from nxbucket.toolkit.spec import load_spec
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -19,6 +21,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 LLAMA3_ROPE = Rope("llama3", 10000.0, 8.0, 1.0, 4.0, 8192)
+YARN_ROPE = Rope(
+    "yarn",
+    10000.0,
+    4.0,
+    original_max_position_embeddings=1024,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=True,
+    attention_factor=0.1 * math.log(4) + 1,
+)
 
 
 def problems(path: Path, **overrides: Any) -> list[Problem]:
@@ -56,21 +68,165 @@ def test_rope_is_read_in_old_and_new_spellings(
 
 
 @pytest.mark.parametrize(
-    "scaling",
+    ("scaling", "rope"),
     [
-        {"type": "linear", "factor": 8.0},
-        {"type": "dynamic", "factor": 2.0},
-        {"type": "su"},
-        {"rope_type": "yarn", "factor": 4.0},
-        {"rope_type": ["llama3"]},
+        ({"rope_type": "linear", "factor": 8.0}, Rope("linear", 10000.0, 8.0)),
+        ({"rope_type": "dynamic", "factor": 2.0}, Rope("default", 10000.0)),
+        (LLAMA3, LLAMA3_ROPE),
+        (
+            {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024},
+            YARN_ROPE,
+        ),
+        (
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0] * 8,
+                "long_factor": [4.0] * 8,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            },
+            Rope(
+                "longrope",
+                10000.0,
+                attention_factor=math.sqrt(1 + math.log(4) / math.log(1024)),
+                short_factor=(1.0,) * 8,
+            ),
+        ),
+    ],
+    ids=lambda value: value.get("rope_type") if isinstance(value, dict) else "",
+)
+def test_old_and_new_spelling_and_both_at_once_mean_the_same(
+    tmp_path: Path, scaling: dict[str, Any], rope: Rope
+) -> None:
+    # B90: one meaning, so one key.
+    form = scaling["rope_type"]
+    bare = {k: v for k, v in scaling.items() if k != "rope_type"}
+    spellings: list[dict[str, Any]] = [
+        {"rope_theta": 10000, "rope_scaling": {**bare, "type": form}},
+        {"rope_theta": 10000.0, "rope_scaling": scaling},
+        {"rope_theta": 10000.0, "rope_scaling": {**scaling, "type": form}},
+        {"rope_scaling": None, "rope_parameters": {**scaling, "rope_theta": 10000.0}},
+        {"rope_parameters": {**bare, "type": form, "rope_theta": 10000}},
+    ]
+    for i, overrides in enumerate(spellings):
+        folder = model_folder(tmp_path / str(i), **overrides)
+        assert read_architecture(folder).architecture.rope == rope
+
+
+@pytest.mark.parametrize(
+    ("scaling", "says"),
+    [
+        ({"type": "su", "factor": 2.0}, "su"),
+        ({"type": "mrope", "mrope_section": [1, 2, 3]}, "mrope"),
+        ({"rope_type": "default", "mrope_section": [1, 2, 3]}, "mrope_section"),
+        ({"rope_type": "ntk", "factor": 2.0}, "ntk"),
+        ({"rope_type": "proportional"}, "proportional"),
+        ({"rope_type": "deepseek_yarn", "factor": 2.0}, "deepseek_yarn"),
+        ({"rope_type": ["llama3"]}, "list"),
+        ({"rope_type": {"a": 1}}, "mapping"),
+        ({"rope_type": "x\x1b[2J" * 99}, "\\x1b"),
+        ({"rope_type": "dynamic", "alpha": 1000.0}, "alpha"),
+        ({"rope_type": "yarn", "type": "linear", "factor": 4.0}, "which?"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+        ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary"),
     ],
 )
-def test_other_rope_forms_are_refused_by_name(tmp_path: Path, scaling: dict[str, Any]) -> None:
+def test_other_rope_forms_are_refused_by_name(
+    tmp_path: Path, scaling: dict[str, Any], says: str
+) -> None:
     # B90
     [problem] = problems(tmp_path, rope_scaling=scaling)
     assert problem.code == "rope-unsupported"
-    name = scaling.get("rope_type", scaling.get("type"))
-    assert ("list" if isinstance(name, list) else str(name)) in problem.message
+    assert says in problem.message
+    assert len(problem.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"factor": None}, "factor"),
+        ({"factor": "4"}, "factor"),
+        ({"factor": -4}, "factor"),
+        ({"factor": float("nan")}, "factor"),
+        ({"factor": 10**400}, "factor"),
+        ({"original_max_position_embeddings": 1.5}, "original_max_position_embeddings"),
+        ({"beta_fast": "x"}, "beta_fast"),
+        ({"beta_fast": 1, "beta_slow": 32}, "beta_fast"),
+        ({"attention_factor": 0}, "attention_factor"),
+        ({"mscale": "x", "mscale_all_dim": 1.0}, "mscale"),
+        ({"truncate": 1}, "truncate"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+    ],
+)
+def test_a_wrong_field_of_yarn_is_named(tmp_path: Path, change: dict[str, Any], key: str) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    [problem] = problems(tmp_path, rope_scaling={**yarn, **change})
+    assert problem.key == f"rope_scaling.{key}"
+
+
+@pytest.mark.parametrize(
+    "factors", [None, "x", [], [1.0] * 7, [1.0] * 9, ["1"] * 8, [0.0] * 8, [float("inf")] * 8]
+)
+@pytest.mark.parametrize("key", ["short_factor", "long_factor"])
+def test_longrope_needs_a_factor_for_each_frequency(
+    tmp_path: Path, key: str, factors: object
+) -> None:
+    longrope = {
+        "type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 1024,
+    }
+    [problem] = problems(tmp_path, rope_scaling={**longrope, key: factors})
+    assert problem.key == f"rope_scaling.{key}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens", "says"),
+    [
+        ({}, 4096, "max_position_embeddings 4096"),
+        ({"max_sequence_length": 2048}, 2048, "max_sequence_length 2048"),
+        ({"rope_scaling": LLAMA3}, 4096, "max_position_embeddings 4096"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.5}}, 10240, "times the factor 2.5"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 4096, "dynamic RoPE changes"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 4096,
+                }
+            },
+            4096,
+            "set max_position_embeddings to 16384",
+        ),
+        (
+            {
+                "original_max_position_embeddings": 1024,
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [4.0] * 8,
+                },
+            },
+            1024,
+            "longrope changes its table",
+        ),
+    ],
+)
+def test_how_long_a_text_may_be_follows_from_the_rope_and_says_why(
+    tmp_path: Path, overrides: dict[str, Any], tokens: int, says: str
+) -> None:
+    model_folder(tmp_path / "model", **overrides)
+    file = tmp_path / "model.yaml"
+    file.write_text(f"model: model\nmax_model_len: {tokens}\n")
+    assert load_spec(file).max_model_len == tokens
+    file.write_text(f"model: model\nmax_model_len: {tokens + 1}\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(file)
+    [problem] = caught.value.problems
+    assert f"max_model_len {tokens + 1} is above" in problem.message
+    assert says in problem.message
 
 
 @pytest.mark.parametrize(
@@ -113,7 +269,8 @@ def test_head_dim_need_not_be_hidden_size_over_heads(tmp_path: Path) -> None:
 def test_biases_follow_the_config(tmp_path: Path) -> None:
     # B104
     config = read_architecture(model_folder(tmp_path, attention_bias=True, mlp_bias=None))
-    assert config.architecture.attention_bias
+    assert config.architecture.qkv_bias
+    assert config.architecture.o_bias
     assert not config.architecture.mlp_bias
 
 
@@ -127,8 +284,20 @@ def test_end_ids_may_be_a_number_or_a_list_and_do_not_matter_here(tmp_path: Path
 @pytest.mark.parametrize(
     ("overrides", "code", "says"),
     [
-        ({"model_type": "mistral"}, "model-unsupported", "mistral"),
-        ({"model_type": "qwen2", "vocab_size": "x"}, "model-unsupported", "qwen2"),
+        ({"model_type": "mistral"}, "model-unsupported", "LlamaForCausalLM as a mistral"),
+        ({"model_type": "phi3", "vocab_size": "x"}, "model-unsupported", "phi3"),
+        ({"model_type": "qwen2_moe"}, "model-unsupported", "qwen2_moe"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "model-unsupported", "Sequence"),
+        ({"architectures": ["LlamaModel"]}, "model-unsupported", "LlamaModel"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "model-unsupported", "LlamaForCausalLM"),
+        ({"num_hidden_layers": 2**31 - 1}, "config-value", "num_hidden_layers"),
+        ({"is_causal": False}, "config-unsupported", "is_causal"),
+        ({"qk_norm": True}, "config-unsupported", "qk_norm"),
+        ({"dual_chunk_attention_config": {}}, "config-unsupported", "dual_chunk"),
+        ({"layer_types": ["sliding_attention"] * 2}, "config-unsupported", "layer_types"),
+        ({"layer_types": ["full_attention"] * 3}, "config-type", "layer_types"),
+        ({"layer_types": "full_attention"}, "config-type", "layer_types"),
+        ({"partial_rotary_factor": 0.5}, "rope-unsupported", "partial_rotary_factor"),
         ({"model_type": ABSENT}, "model-unsupported", "missing"),
         ({"model_type": ["llama"]}, "model-unsupported", "list"),
         ({"architectures": ["LlamaForX"]}, "model-unsupported", "LlamaForX"),
@@ -159,7 +328,7 @@ def test_what_cannot_be_compiled_is_refused_by_name(
 
 
 def test_all_wrong_fields_are_reported_together(tmp_path: Path) -> None:
-    found = problems(tmp_path, vocab_size=0, hidden_size="x", rope_scaling={"type": "yarn"})
+    found = problems(tmp_path, vocab_size=0, hidden_size="x", rope_scaling={"type": "su"})
     assert {p.key for p in found} == {"vocab_size", "hidden_size", "rope_scaling.type"}
 
 
@@ -224,9 +393,15 @@ FIELDS = (
     *("model_type", "architectures", "vocab_size", "hidden_size", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "dtype", "torch_dtype", "rope_scaling", "rope_theta"),
     *("rope_parameters", "hidden_act", "rms_norm_eps", "tie_word_embeddings"),
-    *("max_position_embeddings", "quantization_config"),
+    *("max_position_embeddings", "quantization_config", "sliding_window", "use_sliding_window"),
+    *("max_window_layers", "layer_types", "attention_bias", "original_max_position_embeddings"),
 )
-WORDS = st.sampled_from(["llama", "llama3", "rope_type", "type", "factor", "rope_theta", "", "x"])
+WORDS = st.sampled_from(
+    [
+        *("llama", "mistral", "qwen2", "qwen3", "llama3", "yarn", "linear", "dynamic", "longrope"),
+        *("rope_type", "type", "factor", "rope_theta", "sliding_attention", "", "x"),
+    ]
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner),

@@ -1,6 +1,7 @@
-"""One small model compiled for real, beside the same programs run eagerly and Hugging Face."""
+"""A small model of each family compiled for real, beside its eager programs and Hugging Face."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,21 @@ pytestmark = pytest.mark.aot
 SHAPES = Shapes(prefill=(8,), decode=(2,), block_size=4, max_blocks=8, num_kv_blocks=17)
 
 
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"rope": "llama3", "attention_bias": True},
+    "qwen2": {"family": "qwen2", "rope": "linear", "tie_word_embeddings": True},
+    "qwen3": {"family": "qwen3", "rope": "yarn"},
+    "mistral": {"family": "mistral", "rope": "longrope", "sliding_window": 8},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_compiled_programs_equal_eager_ones_and_hugging_face(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     # The compiler points this at its work folder; pytest puts it back.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    folder = write_checkpoint(
-        tmp_path / "model", rope="llama3", num_hidden_layers=1, attention_bias=True
-    )
+    folder = write_checkpoint(tmp_path / "model", num_hidden_layers=1, **MODELS[model])
     arch = read_architecture(folder).architecture
     weights = load_weights(folder, arch, "float32")
     compiled = {

@@ -28,7 +28,8 @@ ARCHITECTURE = Architecture(
     head_dim=6,
     rms_norm_eps=1e-5,
     tie_word_embeddings=False,
-    attention_bias=True,
+    qkv_bias=True,
+    o_bias=True,
     mlp_bias=False,
     rope=Rope("default", 100.0),
 )
