@@ -25,7 +25,9 @@ class BucketProgram:
     """A prefill of `size` tokens of one sequence, or a decode of `size` sequences.
 
     `max_blocks` is the length of one row of the block table; `num_kv_blocks` the KV blocks of the
-    cache, the null block included.
+    cache, the null block included. `context_len`: the longest sequence this decode takes, None for
+    max_model_len; its block table is as short. `kv_segment_size`: tokens of KV read at a time, None
+    for all of them.
     """
 
     phase: Phase
@@ -35,13 +37,18 @@ class BucketProgram:
     block_size: int
     max_blocks: int
     num_kv_blocks: int
+    context_len: int | None = None
+    kv_segment_size: int | None = None
     kernel: Literal["reference"] = "reference"
     output: Literal["logits"] = "logits"
 
     @property
     def name(self) -> str:
-        """AWS's own labels: prefill_s512, decode_b4."""
-        return f"prefill_s{self.size}" if self.phase == "prefill" else f"decode_b{self.size}"
+        return program_name(self.phase, self.size, self.context_len)
+
+    @property
+    def segment_blocks(self) -> int | None:
+        return None if self.kv_segment_size is None else self.kv_segment_size // self.block_size
 
     @cached_property
     def signature(self) -> ProgramSignature:
@@ -77,6 +84,12 @@ class BucketProgram:
             *(TensorSpec(name, "output", self.dtype, kv_shape, alias=name) for name in kv_names),
         ]
         return ProgramSignature(tuple(inputs), tuple(outputs))
+
+
+def program_name(phase: Phase, size: int, context_len: int | None = None) -> str:
+    """AWS's own labels: prefill_s512, decode_b4, decode_b4_ctx1024."""
+    name = f"prefill_s{size}" if phase == "prefill" else f"decode_b{size}"
+    return name if context_len is None else f"{name}_ctx{context_len}"
 
 
 def _int32(name: str, *shape: int) -> TensorSpec:

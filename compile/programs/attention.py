@@ -1,5 +1,6 @@
 """Attention over the paged KV cache, reference form: gather the blocks, then SDPA.
 
+A block table longer than `segment_blocks` is read in segments instead (segments.py).
 Self-contained and checked against Hugging Face. What is masked cannot poison the result: SDPA with
 NaN in a masked key or value row gives NaN, so rows outside the sequence are zeroed after the
 gather. That covers the null block and blocks nobody owns.
@@ -8,6 +9,8 @@ gather. That covers the null block and blocks nobody owns.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nxbucket.compile.programs import segments
 
 
 def write_kv(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
@@ -21,7 +24,13 @@ def write_kv(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
 
 
 def prefill_attention(
-    query: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, positions: Tensor, end: Tensor
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    positions: Tensor,
+    end: Tensor,
+    segment_blocks: int | None = None,
 ) -> Tensor:
     """One sequence's chunk against its cached prefix and itself, causally.
 
@@ -29,6 +38,15 @@ def prefill_attention(
     [max_blocks]; positions int32 [tokens]; end int32 [1], the sequence's length so far.
     -> [tokens, heads, head_dim]
     """
+    if segment_blocks is not None and block_table.shape[0] > segment_blocks:
+        tokens, heads, head_dim = query.shape
+        kv_heads = keys.shape[2]
+        group = heads // kv_heads
+        grouped = query.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        rows = grouped.reshape(1, kv_heads, group * tokens, head_dim)
+        last = positions.repeat(group)[None]
+        out = segments.attend(rows, keys, values, block_table[None], last, end, segment_blocks)
+        return out.view(heads, tokens, head_dim).transpose(0, 1)
     k, v = _gather(keys, block_table), _gather(values, block_table)
     key_positions = torch.arange(k.shape[0], dtype=torch.int32)
     in_sequence = (key_positions < end)[:, None, None]
@@ -45,7 +63,12 @@ def prefill_attention(
 
 
 def decode_attention(
-    query: Tensor, keys: Tensor, values: Tensor, block_table: Tensor, seq_lens: Tensor
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    segment_blocks: int | None = None,
 ) -> Tensor:
     """One token of each sequence against its cached tokens, itself included.
 
@@ -54,14 +77,18 @@ def decode_attention(
     """
     batch, heads, head_dim = query.shape
     kv_heads = keys.shape[2]
+    # The query heads of a group stand where SDPA has query positions: no copy of K and V per head.
+    grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
+    if segment_blocks is not None and block_table.shape[1] > segment_blocks:
+        last = (seq_lens - 1)[:, None].expand(-1, heads // kv_heads)
+        out = segments.attend(grouped, keys, values, block_table, last, seq_lens, segment_blocks)
+        return out.reshape(batch, heads, head_dim)
     k = _gather(keys, block_table).transpose(1, 2)
     v = _gather(values, block_table).transpose(1, 2)
     key_positions = torch.arange(k.shape[2], dtype=torch.int32)
     in_sequence = key_positions[None, :] < seq_lens[:, None]
     row_mask = in_sequence[:, None, :, None]
     k, v = torch.where(row_mask, k, 0), torch.where(row_mask, v, 0)
-    # The query heads of a group stand where SDPA has query positions: no copy of K and V per head.
-    grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
     out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=in_sequence[:, None, None, :])
     return out.reshape(batch, heads, head_dim)
 

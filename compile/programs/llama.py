@@ -54,13 +54,16 @@ class LlamaProgram(nn.Module):
         keys, values = t[f"key.{i}"], t[f"value.{i}"]
         attention.write_kv(keys, key, t["slot_mapping"])
         attention.write_kv(values, v.view(-1, kv_heads, dim), t["slot_mapping"])
+        segment_blocks = self.program.segment_blocks
         if self.program.phase == "prefill":
             end = t["context_len"] + t["num_tokens"]
             out = attention.prefill_attention(
-                query, keys, values, t["block_table"], t["positions"], end
+                query, keys, values, t["block_table"], t["positions"], end, segment_blocks
             )
         else:
-            out = attention.decode_attention(query, keys, values, t["block_table"], t["seq_lens"])
+            out = attention.decode_attention(
+                query, keys, values, t["block_table"], t["seq_lens"], segment_blocks
+            )
         return F.linear(
             out.reshape(-1, heads * dim), t[f"layers.{i}.o"], t.get(f"layers.{i}.o_bias")
         )
