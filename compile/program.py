@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.compile.signature import ProgramSignature, TensorSpec
@@ -18,6 +18,20 @@ SCRATCH_SLOT = 0
 
 The scheduler's -1 becomes this on the host, so that a program never has a conditional write.
 """
+
+
+class Bucket(NamedTuple):
+    """Which of a plan's programs: `context_len` is None where it takes max_model_len."""
+
+    phase: Phase
+    size: int
+    context_len: int | None = None
+
+    @property
+    def name(self) -> str:
+        """AWS's own labels: prefill_s512, decode_b4, decode_b4_ctx1024."""
+        name = f"prefill_s{self.size}" if self.phase == "prefill" else f"decode_b{self.size}"
+        return name if self.context_len is None else f"{name}_ctx{self.context_len}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,11 @@ class BucketProgram:
 
     @property
     def name(self) -> str:
-        return program_name(self.phase, self.size, self.context_len)
+        return self.bucket.name
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(self.phase, self.size, self.context_len)
 
     @property
     def segment_blocks(self) -> int | None:
@@ -84,12 +102,6 @@ class BucketProgram:
             *(TensorSpec(name, "output", self.dtype, kv_shape, alias=name) for name in kv_names),
         ]
         return ProgramSignature(tuple(inputs), tuple(outputs))
-
-
-def program_name(phase: Phase, size: int, context_len: int | None = None) -> str:
-    """AWS's own labels: prefill_s512, decode_b4, decode_b4_ctx1024."""
-    name = f"prefill_s{size}" if phase == "prefill" else f"decode_b{size}"
-    return name if context_len is None else f"{name}_ctx{context_len}"
 
 
 def _int32(name: str, *shape: int) -> TensorSpec:

@@ -77,11 +77,10 @@ def decode_attention(
     """
     batch, heads, head_dim = query.shape
     kv_heads = keys.shape[2]
-    # The query heads of a group stand where SDPA has query positions: no copy of K and V per head.
-    grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
     if segment_blocks is not None and block_table.shape[1] > segment_blocks:
+        rows = query.view(batch, kv_heads, heads // kv_heads, head_dim)
         last = (seq_lens - 1)[:, None].expand(-1, heads // kv_heads)
-        out = segments.attend(grouped, keys, values, block_table, last, seq_lens, segment_blocks)
+        out = segments.attend(rows, keys, values, block_table, last, seq_lens, segment_blocks)
         return out.reshape(batch, heads, head_dim)
     k = _gather(keys, block_table).transpose(1, 2)
     v = _gather(values, block_table).transpose(1, 2)
@@ -89,6 +88,8 @@ def decode_attention(
     in_sequence = key_positions[None, :] < seq_lens[:, None]
     row_mask = in_sequence[:, None, :, None]
     k, v = torch.where(row_mask, k, 0), torch.where(row_mask, v, 0)
+    # The query heads of a group stand where SDPA has query positions: no copy of K and V per head.
+    grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
     out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=in_sequence[:, None, None, :])
     return out.reshape(batch, heads, head_dim)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.lockfile import Lock, LockedProgram, LockedTarget
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.program import Bucket, BucketProgram
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.serve import binding
 from nxbucket.serve.binding import BoundArtifacts, load_artifacts
@@ -51,7 +51,7 @@ def bound(
 ) -> tuple[BoundArtifacts, dict[str, Tensor]]:
     """Programs bound to a KV cache of random numbers, and that cache."""
     programs = SHAPES.programs(ARCHITECTURE, dtype)
-    artifacts = BoundArtifacts({(p.phase, p.size): load(p) for p in programs})
+    artifacts = BoundArtifacts({p.bucket: load(p) for p in programs})
     kv_cache = {
         t.name: torch.randn(t.shape, generator=torch.Generator().manual_seed(0)).to(
             getattr(torch, dtype)
@@ -82,10 +82,10 @@ def test_the_smallest_program_that_holds_the_count_is_chosen(sizes: list[int], c
     for phase in ("prefill", "decode"):
         shapes = Shapes(prefill=tuple(sizes), decode=tuple(sizes))
         programs = shapes.programs(ARCHITECTURE, "float32")
-        artifacts = BoundArtifacts({(p.phase, p.size): eager(p) for p in programs})
+        artifacts = BoundArtifacts({p.bucket: eager(p) for p in programs})
         fitting = [size for size in sizes if size >= count]
         if fitting:
-            assert artifacts.bucket_for(phase, count) == min(fitting)
+            assert artifacts.bucket_for(phase, count) == (phase, min(fitting), None)
         else:
             with pytest.raises(RuntimeError, match=f"no {phase} program for {count}"):
                 artifacts.bucket_for(phase, count)
@@ -94,7 +94,7 @@ def test_the_smallest_program_that_holds_the_count_is_chosen(sizes: list[int], c
 def test_a_bucket_that_is_not_bound_does_not_run() -> None:
     artifacts, _ = bound()
     with pytest.raises(KeyError):
-        artifacts.run("prefill", 5, {})
+        artifacts.run(Bucket("prefill", 5), {})
 
 
 def test_executions_are_counted_by_program_and_smoke_runs_are_not() -> None:
@@ -109,13 +109,15 @@ def test_executions_are_counted_by_program_and_smoke_runs_are_not() -> None:
     inputs = {
         t.name: torch.ones(t.shape, dtype=torch.int32) for t in PROGRAMS[1].signature.inputs[:6]
     }
-    assert artifacts.run("prefill", 8, inputs).shape == (1, ARCHITECTURE.vocab_size)
+    assert artifacts.run(Bucket("prefill", 8), inputs).shape == (1, ARCHITECTURE.vocab_size)
     assert artifacts.executions["prefill_s8"] == 1
     assert sum(artifacts.executions.values()) == 1
 
 
 def test_the_length_of_a_block_table_is_the_signatures() -> None:
-    assert bound()[0].max_blocks == SHAPES.max_blocks
+    artifacts, _ = bound()
+    for bucket in artifacts.executables:
+        assert artifacts.max_blocks(bucket) == SHAPES.max_blocks
 
 
 # Smoke
@@ -219,12 +221,15 @@ def published(tmp_path: Path, march: str = "x86-64-v3") -> Served:
                 program.name,
                 program.phase,
                 program.size,
+                program.context_len,
                 manifest.key,
                 manifest.graph_key,
                 manifest.blobs,
             )
         )
-    target = LockedTarget(SHAPES.prefill, SHAPES.decode, SHAPES.num_kv_blocks, {}, tuple(locked))
+    target = LockedTarget(
+        SHAPES.prefill, SHAPES.decode, (), (), SHAPES.num_kv_blocks, {}, tuple(locked)
+    )
     lock = Lock({}, {}, None, {TARGET: target})
     return Served(tmp_path / "model.lock", cache, TARGET, lock)
 
@@ -242,7 +247,7 @@ def refusal(served: Served) -> BindError:
 
 def test_every_program_of_the_lock_is_loaded(tmp_path: Path) -> None:
     artifacts = load_artifacts(published(tmp_path))
-    assert list(artifacts.executables) == [(p.phase, p.size) for p in PROGRAMS]
+    assert list(artifacts.executables) == [p.bucket for p in PROGRAMS]
     assert artifacts.signature == PROGRAMS[0].signature
 
 
