@@ -91,6 +91,80 @@ def test_the_smallest_program_that_holds_the_count_is_chosen(sizes: list[int], c
                 artifacts.bucket_for(phase, count)
 
 
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True),
+    contexts=st.lists(st.integers(1, 4), max_size=4, unique=True),
+    rows=st.integers(1, 10),
+    longest=st.integers(1, 20),
+)
+def test_the_smallest_batch_and_then_the_shortest_context_is_chosen(
+    sizes: list[int], contexts: list[int], rows: int, longest: int
+) -> None:
+    lengths = [4 * n for n in contexts]
+    shapes = Shapes(decode=tuple(sizes), contexts=tuple(lengths), max_blocks=5)
+    programs = shapes.programs(ARCHITECTURE, "float32")
+    artifacts = BoundArtifacts({p.bucket: eager(p) for p in programs})
+    fitting = [
+        (p.size, p.context_len or 20)
+        for p in programs
+        if p.phase == "decode" and p.size >= rows and (p.context_len or 20) >= longest
+    ]
+    if not fitting:
+        assert rows > max(sizes)
+        with pytest.raises(RuntimeError, match=f"no decode program for {rows}"):
+            artifacts.decode_bucket(rows, longest)
+        return
+    chosen = artifacts.decode_bucket(rows, longest)
+    assert (chosen.size, chosen.context_len or 20) == min(fitting)
+    assert artifacts.max_blocks(chosen) == min(fitting)[1] // 4
+    assert chosen in artifacts.executables
+
+
+@pytest.mark.parametrize(
+    ("longest", "name"),
+    [
+        (1, "decode_b2_ctx8"),
+        (7, "decode_b2_ctx8"),
+        (8, "decode_b2_ctx8"),
+        (9, "decode_b2_ctx16"),
+        (16, "decode_b2_ctx16"),
+        (17, "decode_b2"),
+        (20, "decode_b2"),
+    ],
+)
+def test_a_context_bucket_holds_exactly_its_own_length(longest: int, name: str) -> None:
+    shapes = Shapes(decode=(1, 2), contexts=(8, 16), max_blocks=5, block_size=4)
+    programs = shapes.programs(ARCHITECTURE, "float32")
+    artifacts = BoundArtifacts({p.bucket: eager(p) for p in programs})
+    assert artifacts.decode_bucket(2, longest).name == name
+
+
+def test_smoke_runs_cover_programs_of_every_context_and_segment() -> None:
+    shapes = dataclasses.replace(SHAPES, contexts=(4, 12), segment=8)
+    ran: list[str] = []
+
+    def load(program: BucketProgram) -> Executable:
+        executable = eager(program)
+        function = executable.function
+
+        def recorded(*tensors: Tensor) -> Tensor:
+            ran.append(program.name)
+            return function(*tensors)
+
+        executable.function = recorded
+        return executable
+
+    programs = shapes.programs(ARCHITECTURE, "float32")
+    artifacts = BoundArtifacts({p.bucket: load(p) for p in programs})
+    kv_cache = {
+        t.name: torch.full(t.shape, float("nan")) for t in artifacts.signature.of_role("kv_cache")
+    }
+    artifacts.bind(kv_cache, random_weights())
+    artifacts.smoke(ARCHITECTURE.vocab_size)
+    assert ran == [p.name for p in programs]
+    assert "decode_b2_ctx12" in ran
+
+
 def test_a_bucket_that_is_not_bound_does_not_run() -> None:
     artifacts, _ = bound()
     with pytest.raises(KeyError):
