@@ -1,4 +1,4 @@
-"""kv_segment_size_buckets and decode_context_length_buckets: every rule, its code, place and mend."""
+"""The two lists for long contexts: every rule, its code, place and mend."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +16,7 @@ from nxbucket.toolkit.validate import Limits
 Load = Callable[..., DeploySpec]
 SEGMENTS = "neuron_config.kv_segment_size_buckets"
 CONTEXTS = "neuron_config.decode_context_length_buckets"
-LIMITS = Limits(
-    Path("model.yaml"), frozenset(), target="cpu", max_model_len=4096, block_size=32
-)
+LIMITS = Limits(Path("model.yaml"), frozenset(), target="cpu", max_model_len=4096, block_size=32)
 
 
 @pytest.fixture

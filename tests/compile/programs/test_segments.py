@@ -48,9 +48,7 @@ class Model:
 
     def difference(self, seqs: list[Running]) -> float:
         """The largest difference from Hugging Face, over every step of every sequence."""
-        return max(
-            float((torch.stack(s.logits) - self.expected(s)).abs().max()) for s in seqs
-        )
+        return max(float((torch.stack(s.logits) - self.expected(s)).abs().max()) for s in seqs)
 
     def expected(self, seq: Running) -> Tensor:
         return self.reference.logits(seq.tokens)[torch.tensor(seq.ends) - 1]
@@ -192,9 +190,7 @@ def inputs_of_attend(
         for position in range(length):
             slot = cache[:, row[position // 4], position % 4]
             slot.copy_(torch.randn(slot.shape, generator=generator))
-    last = torch.stack(
-        [torch.linspace(0, n - 1, rows).round().to(torch.int32) for n in lengths]
-    )
+    last = torch.stack([torch.linspace(0, n - 1, rows).round().to(torch.int32) for n in lengths])
     return {
         "query": 3 * torch.randn(batch, 2, rows, 8, generator=generator),
         "keys": cache[0],
