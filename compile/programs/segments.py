@@ -15,6 +15,8 @@ first operand counts segments from 0, there are `block_table.shape[1]` of them (
 nothing, because a segment in which a row sees nothing leaves that row as it was.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,7 +51,7 @@ def attend(
     table = table.view(batch, num_segments, segment_blocks)
     scaled = query.float() * head_dim**-0.5
     longest = end.max()
-    state = (
+    state: Any = (  # while_loop's annotation says a tuple of one
         torch.zeros((), dtype=torch.int32),
         torch.full_like(scaled[..., :1], LOWEST),
         torch.zeros_like(scaled[..., :1]),
@@ -57,7 +59,8 @@ def attend(
     )
     context = (scaled, keys, values, table, last, end, longest)
     _, _, total, weighted = while_loop_op(_not_at_end, _fold_segment, state, context)
-    return (weighted / total).to(query.dtype)
+    out: Tensor = (weighted / total).to(query.dtype)
+    return out
 
 
 def _not_at_end(segment: Tensor, *operands: Tensor) -> Tensor:
