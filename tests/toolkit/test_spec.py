@@ -335,7 +335,8 @@ def test_booleans_are_true_or_false(problems: Problems, text: str, hint: str) ->
         ),  # B18
         (
             "neuron_config: {token_generation_buckets: [256]}",
-            "context-length buckets are not batch buckets; use neuron_config.num_seqs_buckets",
+            "context-length buckets are not batch buckets; use neuron_config.num_seqs_buckets, and "
+            "decode_context_length_buckets for the lengths",
         ),  # B18
         ("batch_size: 4", "use max_num_seqs"),
         ("n_positions: 4", "use max_model_len"),
