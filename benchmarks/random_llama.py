@@ -59,7 +59,7 @@ def ensure_model(num_layers: int) -> Path:
         with tempfile.TemporaryDirectory(dir=MODELS, prefix=".writing-") as scratch:
             written = Path(scratch) / "model"
             written.mkdir()
-            _write_model(written, num_layers)
+            write_weights(written, num_layers)
             written.rename(folder)
     return folder
 
@@ -79,10 +79,13 @@ def write_model_file(folder: Path, dtype: str) -> Path:
     return path
 
 
-def tensor_shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
-    hidden, inner, head = (CONFIG[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
-    queries, keys = (CONFIG[k] * head for k in ("num_attention_heads", "num_key_value_heads"))
-    shapes = {"model.embed_tokens.weight": (CONFIG["vocab_size"], hidden)}
+def tensor_shapes(
+    num_layers: int, config: dict[str, Any] | None = None
+) -> dict[str, tuple[int, ...]]:
+    config = config or CONFIG
+    hidden, inner, head = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, keys = (config[k] * head for k in ("num_attention_heads", "num_key_value_heads"))
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for i in range(num_layers):
         layer = {
             "input_layernorm": (hidden,),
@@ -99,17 +102,18 @@ def tensor_shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
     return shapes | {"model.norm.weight": (hidden,)}
 
 
-def _write_model(folder: Path, num_layers: int) -> None:
+def write_weights(folder: Path, num_layers: int, changes: dict[str, Any] | None = None) -> None:
+    """config.json, CONFIG with `changes`, and random bfloat16 weights for it."""
     import torch
     from safetensors.torch import save_file
 
+    config = {**CONFIG, **(changes or {}), "num_hidden_layers": num_layers}
     generator = torch.Generator().manual_seed(SEED)
     weights = {}
-    for name, shape in tensor_shapes(num_layers).items():
+    for name, shape in tensor_shapes(num_layers, config).items():
         if len(shape) == 1:
             weights[name] = torch.ones(shape, dtype=torch.bfloat16)
         else:
             weights[name] = torch.randn(shape, generator=generator).mul_(0.02).bfloat16()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {**CONFIG, "num_hidden_layers": num_layers}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

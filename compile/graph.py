@@ -14,21 +14,10 @@ def canonical_graph(exported: ExportedProgram) -> bytes:
     Names torch makes up, source lines and metadata are left out, so that moving a line of a program
     does not change it. Raises TypeError for an argument this does not know how to write down.
     """
-    positions = {node: i for i, node in enumerate(exported.graph.nodes)}
-    nodes = [
-        {
-            "op": node.op,
-            "target": "" if node.op in ("placeholder", "output") else str(node.target),
-            "args": _plain(node.args, positions),
-            "kwargs": _plain(node.kwargs, positions),
-            "value": _value(node.meta.get("val")),
-        }
-        for node in exported.graph.nodes
-    ]
     graph_signature = exported.graph_signature
     return canonical_json(
         {
-            "nodes": nodes,
+            "nodes": _nodes(exported.graph_module),
             "inputs": [
                 {"kind": spec.kind.name, "constant": _constant(exported, spec.target)}
                 for spec in graph_signature.input_specs
@@ -36,6 +25,32 @@ def canonical_graph(exported: ExportedProgram) -> bytes:
             "outputs": [spec.kind.name for spec in graph_signature.output_specs],
         }
     )
+
+
+def _nodes(module: torch.fx.GraphModule) -> list[dict[str, Any]]:
+    positions = {node: i for i, node in enumerate(module.graph.nodes)}
+    return [
+        {
+            "op": node.op,
+            "target": _target(node, module),
+            "args": _plain(node.args, positions),
+            "kwargs": _plain(node.kwargs, positions),
+            "value": _value(node.meta.get("val")),
+        }
+        for node in module.graph.nodes
+    ]
+
+
+def _target(node: torch.fx.Node, module: torch.fx.GraphModule) -> Any:
+    """An operator's name; for the body or the condition of a loop, its nodes, not its name."""
+    if node.op in ("placeholder", "output"):
+        return ""
+    if node.op == "get_attr":
+        held = getattr(module, str(node.target), None)
+        if isinstance(held, torch.fx.GraphModule):
+            return _nodes(held)
+        raise TypeError(f"canonical graph: cannot write down the attribute {node.target}")
+    return str(node.target)
 
 
 def _constant(exported: ExportedProgram, target: str | None) -> str | None:

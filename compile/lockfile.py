@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.manifest import Blob, Manifest, blob_from_json, is_digest
-from nxbucket.compile.program import BucketProgram, Phase
+from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import CacheError, LockError
 from nxbucket.toolkit.spec import DeploySpec
 
-FORMAT = 1
+FORMAT = 2
 MAX_LOCK_BYTES = 16 << 20
 
 PROGRAM_KEYS = (
@@ -34,23 +34,40 @@ PROGRAM_KEYS = (
 )
 """The keys of a model file that decide programs. The others may change without a new lock."""
 
+BUCKET_LISTS = (
+    "num_batched_tokens_buckets",
+    "num_seqs_buckets",
+    "decode_context_length_buckets",
+    "kv_segment_size_buckets",
+)
+
 
 @dataclass(frozen=True)
 class LockedProgram:
     name: str
     phase: Phase
     size: int
+    context_len: int | None
     key: str
     graph_key: str
     blobs: tuple[Blob, ...]
 
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(self.phase, self.size, self.context_len)
+
 
 @dataclass(frozen=True)
 class LockedTarget:
-    """What one target's programs are, resolved: `num_kv_blocks` includes the null block."""
+    """What one target's programs are, resolved: `num_kv_blocks` includes the null block.
+
+    `decode_context_length_buckets` is without max_model_len, whose programs have no `context_len`.
+    """
 
     num_batched_tokens_buckets: tuple[int, ...]
     num_seqs_buckets: tuple[int, ...]
+    decode_context_length_buckets: tuple[int, ...]
+    kv_segment_size_buckets: tuple[int, ...]
     num_kv_blocks: int
     toolchain: Mapping[str, str]
     programs: tuple[LockedProgram, ...]
@@ -81,7 +98,13 @@ def spec_digest(resolved: Mapping[str, Any]) -> str:
 
 def locked_program(program: BucketProgram, key: str, manifest: Manifest) -> LockedProgram:
     return LockedProgram(
-        program.name, program.phase, program.size, key, manifest.graph_key, manifest.blobs
+        program.name,
+        program.phase,
+        program.size,
+        program.context_len,
+        key,
+        manifest.graph_key,
+        manifest.blobs,
     )
 
 
@@ -108,6 +131,8 @@ def make_lock(
     others[target] = LockedTarget(
         neuron.num_batched_tokens_buckets,
         neuron.num_seqs_buckets,
+        neuron.decode_context_length_buckets or (),
+        neuron.kv_segment_size_buckets or (),
         spec.num_kv_blocks,
         dict(toolchain),
         tuple(programs),
@@ -225,7 +250,7 @@ def _lock_from_json(raw: Any) -> Lock:
 
 def _target(raw: Any) -> LockedTarget:
     _fields(raw, LockedTarget)
-    for name in ("num_batched_tokens_buckets", "num_seqs_buckets"):
+    for name in BUCKET_LISTS:
         sizes = raw[name]
         _check(isinstance(sizes, list) and all(_is_size(n) for n in sizes), f"`{name}`")
     _check(_is_size(raw["num_kv_blocks"]), "`num_kv_blocks`")
@@ -234,17 +259,14 @@ def _target(raw: Any) -> LockedTarget:
     _check(all(isinstance(v, str) for v in toolchain.values()), "`toolchain`")
     _check(isinstance(raw["programs"], list), "`programs`")
     programs = tuple(_program(p) for p in raw["programs"])
-    bound = sorted((p.phase, p.size) for p in programs)
-    listed = [("prefill", n) for n in raw["num_batched_tokens_buckets"]]
-    listed += [("decode", n) for n in raw["num_seqs_buckets"]]
+    # 0 stands for max_model_len, because None does not sort.
+    bound = sorted((p.phase, p.size, p.context_len or 0) for p in programs)
+    contexts = [0, *raw["decode_context_length_buckets"]]
+    listed = [("prefill", n, 0) for n in raw["num_batched_tokens_buckets"]]
+    listed += [("decode", n, context) for n in raw["num_seqs_buckets"] for context in contexts]
     _check(bound == sorted(listed), "`programs` and the bucket lists disagree")
-    return LockedTarget(
-        tuple(raw["num_batched_tokens_buckets"]),
-        tuple(raw["num_seqs_buckets"]),
-        raw["num_kv_blocks"],
-        toolchain,
-        programs,
-    )
+    lists = {name: tuple(raw[name]) for name in BUCKET_LISTS}
+    return LockedTarget(**{**raw, **lists, "programs": programs})
 
 
 def _program(raw: Any) -> LockedProgram:
@@ -252,6 +274,8 @@ def _program(raw: Any) -> LockedProgram:
     _check(isinstance(raw["name"], str), "`name` of a program")
     _check(raw["phase"] in get_args(Phase), "`phase` of a program")
     _check(_is_size(raw["size"]), "`size` of a program")
+    context = raw["context_len"]
+    _check(context is None or _is_size(context), "`context_len` of a program")
     _check(is_digest(raw["key"]) and is_digest(raw["graph_key"]), "keys of a program")
     _check(isinstance(raw["blobs"], list) and len(raw["blobs"]) > 0, "`blobs` of a program")
     return LockedProgram(**{**raw, "blobs": tuple(blob_from_json(b) for b in raw["blobs"])})

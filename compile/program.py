@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.compile.signature import ProgramSignature, TensorSpec
@@ -20,12 +20,28 @@ The scheduler's -1 becomes this on the host, so that a program never has a condi
 """
 
 
+class Bucket(NamedTuple):
+    """Which of a plan's programs: `context_len` is None where it takes max_model_len."""
+
+    phase: Phase
+    size: int
+    context_len: int | None = None
+
+    @property
+    def name(self) -> str:
+        """AWS's own labels: prefill_s512, decode_b4, decode_b4_ctx1024."""
+        name = f"prefill_s{self.size}" if self.phase == "prefill" else f"decode_b{self.size}"
+        return name if self.context_len is None else f"{name}_ctx{self.context_len}"
+
+
 @dataclass(frozen=True)
 class BucketProgram:
     """A prefill of `size` tokens of one sequence, or a decode of `size` sequences.
 
     `max_blocks` is the length of one row of the block table; `num_kv_blocks` the KV blocks of the
-    cache, the null block included.
+    cache, the null block included. `context_len`: the longest sequence this decode takes, None for
+    max_model_len; its block table is as short. `kv_segment_size`: tokens of KV read at a time, None
+    for all of them.
     """
 
     phase: Phase
@@ -35,13 +51,22 @@ class BucketProgram:
     block_size: int
     max_blocks: int
     num_kv_blocks: int
+    context_len: int | None = None
+    kv_segment_size: int | None = None
     kernel: Literal["reference"] = "reference"
     output: Literal["logits"] = "logits"
 
     @property
     def name(self) -> str:
-        """AWS's own labels: prefill_s512, decode_b4."""
-        return f"prefill_s{self.size}" if self.phase == "prefill" else f"decode_b{self.size}"
+        return self.bucket.name
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(self.phase, self.size, self.context_len)
+
+    @property
+    def segment_blocks(self) -> int | None:
+        return None if self.kv_segment_size is None else self.kv_segment_size // self.block_size
 
     @cached_property
     def signature(self) -> ProgramSignature:

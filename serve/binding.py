@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nxbucket.compile.program import Phase
+from nxbucket.compile.program import Bucket, Phase
 from nxbucket.compile.signature import ProgramSignature
 from nxbucket.serve import padding
 from nxbucket.serve.loaders import Executable, loader_for
@@ -21,15 +21,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BoundArtifacts:
-    """Executables by phase and bucket. `prefill` and `decode` choose the smallest that fits."""
+    """Executables by bucket. `bucket_for` and `decode_bucket` choose the smallest that fits."""
 
-    executables: dict[tuple[Phase, int], Executable]
+    executables: dict[Bucket, Executable]
     executions: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._sizes = {
-            phase: sorted(size for p, size in self.executables if p == phase)
+            phase: sorted({bucket.size for bucket in self.executables if bucket.phase == phase})
             for phase in ("prefill", "decode")
+        }
+        self._contexts = sorted({b.context_len for b in self.executables if b.context_len})
+        self._table_lengths = {
+            bucket: next(t for t in e.signature.inputs if t.name == "block_table").shape[-1]
+            for bucket, e in self.executables.items()
         }
         self.executions = {executable.name: 0 for executable in self.executables.values()}
 
@@ -38,24 +43,32 @@ class BoundArtifacts:
         """Any program's: KV cache and weights are the same in all."""
         return next(iter(self.executables.values())).signature
 
-    @property
-    def max_blocks(self) -> int:
-        """Length of one row of the block table."""
-        executable = self.executables["prefill", self._sizes["prefill"][0]]
-        table = next(t for t in executable.signature.inputs if t.name == "block_table")
-        return table.shape[-1]
+    def max_blocks(self, bucket: Bucket) -> int:
+        """Length of one row of the program's block table."""
+        return self._table_lengths[bucket]
 
-    def bucket_for(self, phase: Phase, count: int) -> int:
-        """The smallest bound bucket of at least `count`."""
+    def bucket_for(self, phase: Phase, count: int) -> Bucket:
+        """The smallest bound bucket of at least `count`, for contexts up to max_model_len."""
         sizes = self._sizes[phase]
         position = bisect.bisect_left(sizes, count)
         if position == len(sizes):
             raise RuntimeError(f"no {phase} program for {count}: bound are {sizes}")
-        return sizes[position]
+        return Bucket(phase, sizes[position])
 
-    def run(self, phase: Phase, bucket: int, inputs: Mapping[str, Tensor]) -> Tensor:
+    def decode_bucket(self, rows: int, longest: int) -> Bucket:
+        """The smallest batch that holds `rows`; of its programs, the shortest for `longest`.
+
+        `longest`: tokens of the longest sequence, the one this step writes included.
+        """
+        bucket = self.bucket_for("decode", rows)
+        position = bisect.bisect_left(self._contexts, longest)
+        if position == len(self._contexts):
+            return bucket
+        return bucket._replace(context_len=self._contexts[position])
+
+    def run(self, bucket: Bucket, inputs: Mapping[str, Tensor]) -> Tensor:
         """The program's logits, float32 [rows, vocab]."""
-        executable = self.executables[phase, bucket]
+        executable = self.executables[bucket]
         logits = executable.run(inputs)
         self.executions[executable.name] += 1
         return logits
@@ -70,9 +83,9 @@ class BoundArtifacts:
         Writes only the scratch slot.
         """
         start = time.monotonic()
-        for (phase, size), executable in self.executables.items():
-            logits = executable.run(self._smoke_inputs(phase, size))
-            rows = 1 if phase == "prefill" else size
+        for bucket, executable in self.executables.items():
+            logits = executable.run(self._smoke_inputs(bucket))
+            rows = 1 if bucket.phase == "prefill" else bucket.size
             if logits.shape != (rows, vocab_size) or not bool(torch.isfinite(logits).all()):
                 raise BindError(
                     f"{executable.name} fails its smoke run: logits {list(logits.shape)}, "
@@ -85,13 +98,14 @@ class BoundArtifacts:
             time.monotonic() - start,
         )
 
-    def _smoke_inputs(self, phase: Phase, size: int) -> dict[str, Tensor]:
+    def _smoke_inputs(self, bucket: Bucket) -> dict[str, Tensor]:
         one = torch.zeros(1, dtype=torch.int64)
         no_slot = torch.full((1,), padding.NO_SLOT)
-        if phase == "prefill":
-            return padding.prefill_inputs(size, self.max_blocks, one, one, no_slot, one)
-        table = torch.zeros(1, self.max_blocks, dtype=torch.int32)
-        return padding.decode_inputs(size, one, one, no_slot, table)
+        max_blocks = self.max_blocks(bucket)
+        if bucket.phase == "prefill":
+            return padding.prefill_inputs(bucket.size, max_blocks, one, one, no_slot, one)
+        table = torch.zeros(1, max_blocks, dtype=torch.int32)
+        return padding.decode_inputs(bucket.size, one, one, no_slot, table)
 
 
 def load_artifacts(served: Served) -> BoundArtifacts:
@@ -103,5 +117,5 @@ def load_artifacts(served: Served) -> BoundArtifacts:
         manifest = manifests[program.name]
         loader.check_host(manifest)
         path = served.cache.blob_path(program.blobs[0].digest)
-        executables[program.phase, program.size] = loader.load(path, manifest)
+        executables[program.bucket] = loader.load(path, manifest)
     return BoundArtifacts(executables)

@@ -47,6 +47,7 @@ def describe(served: Served, executions: dict[str, int]) -> dict[str, Any]:
                 "name": program.name,
                 "phase": program.phase,
                 "size": program.size,
+                "context_len": program.context_len,
                 "digest": program.blobs[0].digest,
                 "executions": executions[program.name],
             }

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch._dynamo.utils
 from prometheus_client import Counter, Gauge, Histogram
 
+from nxbucket.compile.program import Bucket
+
 PADDING_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 _prefill_padding = Histogram(
@@ -48,13 +50,11 @@ class ProgramMetrics:
         self._seen = compiles_so_far()
         _compiles.inc(0)
 
-    def prefill(self, bucket: int, num_tokens: int) -> None:
-        _prefill_padding.labels(bucket).observe(bucket - num_tokens)
-        self._count(f"prefill_s{bucket}")
-
-    def decode(self, bucket: int, rows: int) -> None:
-        _decode_padding.labels(bucket).observe(bucket - rows)
-        self._count(f"decode_b{bucket}")
+    def ran(self, bucket: Bucket, count: int) -> None:
+        """`count`: the real tokens of a prefill, the real sequences of a decode."""
+        padding = _prefill_padding if bucket.phase == "prefill" else _decode_padding
+        padding.labels(bucket.size).observe(bucket.size - count)
+        self._count(bucket.name)
 
     def _count(self, program: str) -> None:
         _executions.labels(program).inc()

@@ -19,6 +19,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState
 
+from nxbucket.compile.program import Bucket
 from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts, load_artifacts
 from nxbucket.serve.metrics import ProgramMetrics
@@ -136,36 +137,40 @@ class NeuronModelRunner(CPUModelRunner):
         num_tokens = scheduler_output.num_scheduled_tokens[req_id]
         padded = scheduler_output.num_scheduled_tokens_padded
         assert padded is not None
-        bucket = padded[req_id]
+        bucket = Bucket("prefill", padded[req_id])
         positions = self.positions[:num_tokens]
         num_blocks = int(positions[-1]) // self._kernel_block_sizes[0] + 1
         table = self.input_batch.block_table[0]
         inputs = padding.prefill_inputs(
-            bucket,
-            self.artifacts.max_blocks,
+            bucket.size,
+            self.artifacts.max_blocks(bucket),
             self.input_ids.gpu[:num_tokens],
             positions,
             table.slot_mapping.gpu[:num_tokens],
             table.block_table.gpu[0, :num_blocks],
         )
-        logits = self.artifacts.run("prefill", bucket, inputs)
-        self.program_metrics.prefill(bucket, num_tokens)
+        logits = self.artifacts.run(bucket, inputs)
+        self.program_metrics.ran(bucket, num_tokens)
         return logits
 
     def _decode(self) -> Tensor:
-        """One token of each running request, in the smallest bucket. -> logits [requests, vocab]"""
+        """One token of each running request, in the smallest bucket. -> logits [requests, vocab]
+
+        The scheduler does not choose here: the batch and its context lengths are what they are.
+        """
         rows = self.input_batch.num_reqs
-        bucket = self.artifacts.bucket_for("decode", rows)
+        longest = int(self.positions[:rows].max()) + 1
+        bucket = self.artifacts.decode_bucket(rows, longest)
         table = self.input_batch.block_table[0]
         inputs = padding.decode_inputs(
-            bucket,
+            bucket.size,
             self.input_ids.gpu[:rows],
             self.positions[:rows],
             table.slot_mapping.gpu[:rows],
-            table.block_table.gpu[:rows, : self.artifacts.max_blocks],
+            table.block_table.gpu[:rows, : self.artifacts.max_blocks(bucket)],
         )
-        logits = self.artifacts.run("decode", bucket, inputs)
-        self.program_metrics.decode(bucket, rows)
+        logits = self.artifacts.run(bucket, inputs)
+        self.program_metrics.ran(bucket, rows)
         return logits[:rows]
 
     def sample_tokens(self, grammar_output: Any) -> Any:  # type: ignore[override]

@@ -12,6 +12,7 @@ from typing import Any
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, Lookup, choose_cache
 from nxbucket.compile.host_cpu import LEVEL_FLAGS, host_cpu_flags
 from nxbucket.compile.lockfile import (
+    BUCKET_LISTS,
     Lock,
     LockedProgram,
     LockedTarget,
@@ -83,11 +84,9 @@ class Served:
     def as_additional_config(self) -> dict[str, Any]:
         """What goes into `additional_config`."""
         locked = self.locked
+        lists = {name: list(getattr(locked, name)) for name in BUCKET_LISTS}
         return {
-            "neuron_config": {
-                "num_batched_tokens_buckets": list(locked.num_batched_tokens_buckets),
-                "num_seqs_buckets": list(locked.num_seqs_buckets),
-            },
+            "neuron_config": {name: sizes for name, sizes in lists.items() if sizes},
             "nxbucket": {
                 "lock": str(self.lock_file),
                 "cache": str(self.cache.root),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nxbucket.compile.program import BucketProgram, Phase
+from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.compile.programs.families import program_module
 from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts
@@ -42,15 +42,26 @@ class Shapes:
     block_size: int = 4
     max_blocks: int = 20
     num_kv_blocks: int = 81
+    contexts: tuple[int, ...] = ()
+    segment: int | None = None
 
     def programs(self, arch: Architecture, dtype: str) -> list[BucketProgram]:
-        def program(phase: Phase, size: int) -> BucketProgram:
+        def program(phase: Phase, size: int, context: int | None = None) -> BucketProgram:
             return BucketProgram(
-                phase, size, arch, dtype, self.block_size, self.max_blocks, self.num_kv_blocks
+                phase,
+                size,
+                arch,
+                dtype,
+                self.block_size,
+                -(-context // self.block_size) if context else self.max_blocks,
+                self.num_kv_blocks,
+                context,
+                self.segment,
             )
 
         prefills = [program("prefill", size) for size in self.prefill]
-        return prefills + [program("decode", size) for size in self.decode]
+        contexts = (*self.contexts, None)
+        return prefills + [program("decode", n, c) for n in self.decode for c in contexts]
 
 
 def eager(program: BucketProgram) -> Executable:
@@ -74,7 +85,7 @@ class EagerServer:
         self.shapes = shapes or Shapes()
         self.filler = filler
         programs = self.shapes.programs(arch, dtype)
-        self.artifacts = BoundArtifacts({(p.phase, p.size): load(p) for p in programs})
+        self.artifacts = BoundArtifacts({p.bucket: load(p) for p in programs})
         self.kv_cache = {
             t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype))
             for t in self.artifacts.signature.of_role("kv_cache")
@@ -105,7 +116,7 @@ class EagerServer:
     def prefill(self, seq: Running, num_tokens: int, bucket: int | None = None) -> Tensor:
         """The next chunk of the prompt. -> logits [vocab]"""
         if bucket is None:
-            bucket = self.artifacts.bucket_for("prefill", num_tokens)
+            bucket = self.artifacts.bucket_for("prefill", num_tokens).size
         positions = torch.arange(seq.computed, seq.computed + num_tokens)
         slots = self._slots(seq, positions)
         inputs = padding.prefill_inputs(
@@ -119,7 +130,7 @@ class EagerServer:
         inputs["block_table"][len(seq.blocks) :] = self._stale(
             self.shapes.max_blocks - len(seq.blocks)
         )
-        logits = self._run("prefill", bucket, inputs, slots)
+        logits = self._run(Bucket("prefill", bucket), inputs, slots)
         self._advance(seq, num_tokens, logits[0])
         return logits[0]
 
@@ -132,18 +143,19 @@ class EagerServer:
     @torch.no_grad()
     def decode(self, seqs: Sequence[Running], bucket: int | None = None) -> Tensor:
         """One token of each: the last of its `tokens`. -> logits [sequences, vocab]"""
-        if bucket is None:
-            bucket = self.artifacts.bucket_for("decode", len(seqs))
         assert all(seq.computed == len(seq.tokens) - 1 for seq in seqs)
+        longest = max(len(seq.tokens) for seq in seqs)
+        chosen = self.artifacts.decode_bucket(bucket or len(seqs), longest)
+        max_blocks = self.artifacts.max_blocks(chosen)
         positions = torch.tensor([seq.computed for seq in seqs])
         slots = torch.cat([self._slots(seq, positions[i : i + 1]) for i, seq in enumerate(seqs)])
-        table = self._stale(len(seqs) * self.shapes.max_blocks).view(len(seqs), -1)
+        table = self._stale(len(seqs) * max_blocks).view(len(seqs), -1)
         for i, seq in enumerate(seqs):
             table[i, : len(seq.blocks)] = torch.tensor(seq.blocks)
         inputs = padding.decode_inputs(
-            bucket, torch.tensor([seq.tokens[-1] for seq in seqs]), positions, slots, table
+            chosen.size, torch.tensor([seq.tokens[-1] for seq in seqs]), positions, slots, table
         )
-        logits = self._run("decode", bucket, inputs, slots)[: len(seqs)]
+        logits = self._run(chosen, inputs, slots)[: len(seqs)]
         for seq, row in zip(seqs, logits, strict=True):
             self._advance(seq, 1, row)
         return logits
@@ -165,11 +177,11 @@ class EagerServer:
         """Every slot that holds a token, of each layer."""
         return {name: kv.flatten(0, 1)[self._written] for name, kv in self.kv_cache.items()}
 
-    def _run(self, phase: Phase, bucket: int, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
+    def _run(self, bucket: Bucket, inputs: dict[str, Tensor], slots: Tensor) -> Tensor:
         if self.filler is not None:
             for kv in self.kv_cache.values():
                 kv.flatten(0, 1)[~self._written] = self.filler
-        logits = self.artifacts.run(phase, bucket, inputs)
+        logits = self.artifacts.run(bucket, inputs)
         self._written[slots] = True
         return logits
 

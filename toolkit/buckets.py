@@ -59,8 +59,8 @@ def check_bucket_list(
         hint = "give at least one bucket, or delete the line to use the default list"
         return [Problem("bucket-empty", f"{key} is empty{ending}", hint, file, key=key)]
     return [
-        *_check_items(values, file, key),
-        *_check_order(values, file, key),
+        *check_items(values, file, key),
+        *check_order(values, file, key),
         *_check_last(values, file, key, last=last, last_rule=last_rule, last_hint=last_hint),
     ]
 
@@ -70,7 +70,8 @@ def _is_bucket(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _check_items(values: Sequence[object], file: Path, key: str) -> list[Problem]:
+def check_items(values: Sequence[object], file: Path, key: str) -> list[Problem]:
+    """Each item is a positive integer."""
     problems = []
     for index, value in enumerate(values):
         if _is_bucket(value):
@@ -87,7 +88,7 @@ def _check_items(values: Sequence[object], file: Path, key: str) -> list[Problem
     return problems
 
 
-def _check_order(values: Sequence[object], file: Path, key: str) -> list[Problem]:
+def check_order(values: Sequence[object], file: Path, key: str) -> list[Problem]:
     """The first pair out of order. Items that are no integers are reported on their own."""
     sizes = [(i, v) for i, v in enumerate(values) if isinstance(v, int) and _is_bucket(v)]
     for (before, smaller), (index, size) in pairwise(sizes):

@@ -14,7 +14,8 @@ OLDER_NAMES = {
     "context_encoding_buckets": "use neuron_config.num_batched_tokens_buckets",
     "prefill_buckets": "use neuron_config.num_batched_tokens_buckets",
     "token_generation_buckets": (
-        "context-length buckets are not batch buckets; use neuron_config.num_seqs_buckets"
+        "context-length buckets are not batch buckets; use neuron_config.num_seqs_buckets, and "
+        "decode_context_length_buckets for the lengths"
     ),
     "decode_buckets": "use neuron_config.num_seqs_buckets",
     "buckets": (

@@ -43,8 +43,12 @@ class _Frozen(BaseModel):
 class NeuronConfig(_Frozen):
     num_batched_tokens_buckets: tuple[int, ...]
     num_seqs_buckets: tuple[int, ...]
-    kv_segment_size_buckets: None = None
-    decode_context_length_buckets: None = None
+    kv_segment_size_buckets: tuple[int, ...] | None = None
+    decode_context_length_buckets: tuple[int, ...] | None = None
+
+    @property
+    def kv_segment_size(self) -> int | None:
+        return None if self.kv_segment_size_buckets is None else self.kv_segment_size_buckets[0]
 
 
 class CompilerOptions(_Frozen):

@@ -1,5 +1,6 @@
 """Reads the sections of a model file into the values of a DeploySpec, noting all that is wrong."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from nxbucket.toolkit.buckets import (
     show,
 )
 from nxbucket.toolkit.errors import Problem, SpecError
+from nxbucket.toolkit.long_context import check_context_lengths, check_kv_segment_sizes
 from nxbucket.toolkit.refusals import (
     argument_name,
     is_vllm_key_that_holds,
@@ -27,6 +29,7 @@ MAX_DEFAULT_MODEL_LEN = 4096
 MARCH_LEVELS = ("x86-64-v3", "x86-64-v4")
 """What target cpu compiles for: AVX2, and AVX-512."""
 DTYPES = ("float32", "bfloat16", "float16")
+LengthRule = Callable[[list[object], str, Limits], list[Problem]]
 TARGETS = ("cpu", "trn1", "trn1n", "inf2", "trn2", "trn3")
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -200,16 +203,6 @@ class _SpecReader:
         return size
 
     def _read_buckets(self, section: Section, limits: Limits) -> dict[str, Any]:
-        for key, what in (
-            ("kv_segment_size_buckets", "prior KV is read in one piece"),
-            ("decode_context_length_buckets", "decode programs take max_model_len"),
-        ):
-            node = section.node(key)
-            if node is not None and not (isinstance(node, ScalarNode) and node.kind == "null"):
-                message = f"not yet: {key}; it comes with long-context support"
-                section.report(key, "not-yet", message, f"delete the line; today {what}")
-            else:
-                section.defaulted.add(section.dotted(key))
         budget = limits.effective_max_num_batched_tokens
         tokens_rule = (
             f"min of {limits.named('max_num_batched_tokens')}, and {limits.named('max_model_len')}"
@@ -224,7 +217,25 @@ class _SpecReader:
         return {
             "num_batched_tokens_buckets": tuple(tokens or ()),
             "num_seqs_buckets": tuple(seqs or ()),
+            "kv_segment_size_buckets": self._read_lengths(
+                section, "kv_segment_size_buckets", check_kv_segment_sizes, limits
+            ),
+            "decode_context_length_buckets": self._read_lengths(
+                section, "decode_context_length_buckets", check_context_lengths, limits
+            ),
         }
+
+    def _read_lengths(
+        self, section: Section, key: str, check: LengthRule, limits: Limits
+    ) -> tuple[int, ...] | None:
+        """One of the two lists for long contexts; None, their default, leaves them unused."""
+        nodes = section.items(key, "list of integers")
+        if nodes is None:
+            return None
+        values = _item_values(nodes)
+        dotted = section.dotted(key)
+        self._note_problems(check(values, dotted, limits), dotted, nodes)
+        return tuple(value for value in values if isinstance(value, int))
 
     def _read_list(
         self, section: Section, key: str, last: int | None, last_rule: str, limits: Limits
@@ -232,25 +243,27 @@ class _SpecReader:
         nodes = section.items(key, "list of integers")
         if nodes is None:
             return None
-        values = [
-            int(n.text) if isinstance(n, ScalarNode) and n.kind == "integer" else _for_message(n)
-            for n in nodes
-        ]
+        values = _item_values(nodes)
         dotted = section.dotted(key)
-        for problem in check_bucket_list(
+        problems = check_bucket_list(
             values,
             file=self._file,
             key=dotted,
             last=last,
             last_rule=last_rule,
             last_hint=_last_hint(key, values, last, limits),
-        ):
+        )
+        self._note_problems(problems, dotted, nodes)
+        return [value for value in values if isinstance(value, int)]
+
+    def _note_problems(self, problems: list[Problem], dotted: str, nodes: list[Node]) -> None:
+        """An item that is no integer gets the hint its spelling allows."""
+        for problem in problems:
             if problem.code == "bucket-not-integer" and problem.key is not None:
                 index = int(problem.key[len(dotted) + 1 : -1])
                 self._problems.append(replace(problem, hint=integer_hint(nodes[index])))
             else:
                 self._problems.append(problem)
-        return [value for value in values if isinstance(value, int)]
 
     def _read_compiler(self, section: Section, target: str | None) -> dict[str, Any]:
         flags = []
@@ -324,6 +337,13 @@ class _SpecReader:
                 "enable_chunked_prefill: false holds because every prompt fits one step; "
                 "chunked prefill stays on"
             )
+
+
+def _item_values(nodes: list[Node]) -> list[object]:
+    return [
+        int(n.text) if isinstance(n, ScalarNode) and n.kind == "integer" else _for_message(n)
+        for n in nodes
+    ]
 
 
 def _for_message(node: Node) -> object:

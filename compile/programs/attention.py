@@ -1,5 +1,6 @@
 """Attention over the paged KV cache, reference form: gather the blocks, then SDPA.
 
+A block table longer than `segment_blocks` is read in segments instead (segments.py).
 Self-contained and checked against Hugging Face. What is masked cannot poison the result: SDPA with
 NaN in a masked key or value row gives NaN, so rows outside the sequence are zeroed after the
 gather. That covers the null block and blocks nobody owns.
@@ -8,6 +9,8 @@ gather. That covers the null block and blocks nobody owns.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nxbucket.compile.programs import segments
 
 
 def write_kv(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
@@ -28,6 +31,7 @@ def prefill_attention(
     positions: Tensor,
     end: Tensor,
     window: int | None = None,
+    segment_blocks: int | None = None,
 ) -> Tensor:
     """One sequence's chunk against its cached prefix and itself, causally.
 
@@ -36,6 +40,16 @@ def prefill_attention(
     `window`, a token sees the last `window` tokens, itself included.
     -> [tokens, heads, head_dim]
     """
+    if segment_blocks is not None and block_table.shape[0] > segment_blocks:
+        tokens, heads, head_dim = query.shape
+        kv_heads = keys.shape[2]
+        group = heads // kv_heads
+        grouped = query.view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        rows = grouped.reshape(1, kv_heads, group * tokens, head_dim)
+        last = positions.repeat(group)[None]
+        table = block_table[None]
+        out = segments.attend(rows, keys, values, table, last, end, segment_blocks, window)
+        return out.view(heads, tokens, head_dim).transpose(0, 1)
     k, v = _gather(keys, block_table), _gather(values, block_table)
     key_positions = torch.arange(k.shape[0], dtype=torch.int32)
     in_sequence = (key_positions < end)[:, None, None]
@@ -60,6 +74,7 @@ def decode_attention(
     block_table: Tensor,
     seq_lens: Tensor,
     window: int | None = None,
+    segment_blocks: int | None = None,
 ) -> Tensor:
     """One token of each sequence against its cached tokens, itself included.
 
@@ -68,6 +83,13 @@ def decode_attention(
     """
     batch, heads, head_dim = query.shape
     kv_heads = keys.shape[2]
+    if segment_blocks is not None and block_table.shape[1] > segment_blocks:
+        rows = query.view(batch, kv_heads, heads // kv_heads, head_dim)
+        last = (seq_lens - 1)[:, None].expand(-1, heads // kv_heads)
+        out = segments.attend(
+            rows, keys, values, block_table, last, seq_lens, segment_blocks, window
+        )
+        return out.reshape(batch, heads, head_dim)
     k = _gather(keys, block_table).transpose(1, 2)
     v = _gather(values, block_table).transpose(1, 2)
     key_positions = torch.arange(k.shape[2], dtype=torch.int32)

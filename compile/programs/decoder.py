@@ -60,14 +60,22 @@ class DecoderProgram(nn.Module):
         keys, values = t[f"key.{i}"], t[f"value.{i}"]
         attention.write_kv(keys, key, t["slot_mapping"])
         attention.write_kv(values, v.view(-1, kv_heads, dim), t["slot_mapping"])
+        window, segment_blocks = arch.window_of(i), self.program.segment_blocks
         if self.program.phase == "prefill":
             end = t["context_len"] + t["num_tokens"]
             out = attention.prefill_attention(
-                query, keys, values, t["block_table"], t["positions"], end, arch.window_of(i)
+                query,
+                keys,
+                values,
+                t["block_table"],
+                t["positions"],
+                end,
+                window,
+                segment_blocks,
             )
         else:
             out = attention.decode_attention(
-                query, keys, values, t["block_table"], t["seq_lens"], arch.window_of(i)
+                query, keys, values, t["block_table"], t["seq_lens"], window, segment_blocks
             )
         return F.linear(
             out.reshape(-1, heads * dim), t[f"layers.{i}.o"], t.get(f"layers.{i}.o_bias")

@@ -40,6 +40,8 @@ PROGRAM_CHANGES: dict[str, Any] = {
     "block_size": 64,
     "max_blocks": 5,
     "num_kv_blocks": 10,
+    "context_len": 64,
+    "kv_segment_size": 64,
     "kernel": "fast",
     "output": "token_ids",
 }
@@ -181,6 +183,29 @@ def test_a_bucket_has_the_same_key_in_every_list_it_stands_in(tmp_path: Path) ->
     assert keys["a"]["prefill_s128"] == keys["b"]["prefill_s128"]
     assert keys["a"]["decode_b1"] == keys["b"]["decode_b1"] == keys["c"]["decode_b1"]
     assert len({key for named in keys.values() for key in named.values()}) == 8
+
+
+def test_context_lengths_and_segments_change_the_keys_they_concern(tmp_path: Path) -> None:
+    def keys(name: str, *lines: str) -> dict[str, str]:
+        file = model_file(tmp_path / name)
+        text = file.read_text()
+        section = "neuron_config:\n"
+        file.write_text(text.replace(section, section + "".join(f"  {line}\n" for line in lines)))
+        return {p.name: input_key(p, NULL_TOOLCHAIN) for p in plan_programs(load_spec(file))}
+
+    plain = keys("plain")
+    contexts = keys("contexts", "decode_context_length_buckets: [32, 64]")
+    segments = keys("segments", "kv_segment_size_buckets: [32]")
+    longer = keys("longer", "kv_segment_size_buckets: [64]")
+    # Context lengths only add programs; a segment size is part of every program.
+    assert plain.items() <= contexts.items()
+    assert contexts.keys() - plain.keys() == {
+        f"decode_b{n}_ctx{context}" for n in (1, 2) for context in (32, 64)
+    }
+    assert len(set(contexts.values())) == len(contexts)
+    assert segments.keys() == longer.keys() == plain.keys()
+    every = [*plain.values(), *segments.values(), *longer.values()]
+    assert len(set(every)) == len(every)
 
 
 def test_a_changed_kv_cache_changes_every_key(tmp_path: Path) -> None:

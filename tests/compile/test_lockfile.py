@@ -44,6 +44,7 @@ def locked(spec: DeploySpec, digest: str = "b") -> list[LockedProgram]:
             program.name,
             program.phase,
             program.size,
+            program.context_len,
             input_key(program, NULL_TOOLCHAIN),
             "a" * 64,
             (Blob("program", digest * 64, 10),),
@@ -94,20 +95,24 @@ digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 @st.composite
 def targets(draw: st.DrawFn) -> LockedTarget:
-    prefill, decode = draw(sizes), draw(sizes)
+    prefill, decode, contexts, segment = draw(sizes), draw(sizes), draw(sizes), draw(sizes)
 
-    def program(phase: Any, size: int) -> LockedProgram:
+    def program(phase: Any, size: int, context: int | None = None) -> LockedProgram:
         blobs = draw(
             st.lists(
                 st.builds(Blob, st.just("program"), digests, st.integers(1)), min_size=1, max_size=2
             )
         )
-        return LockedProgram(draw(texts), phase, size, draw(digests), draw(digests), tuple(blobs))
+        keys = draw(digests), draw(digests)
+        return LockedProgram(draw(texts), phase, size, context, *keys, tuple(blobs))
 
-    programs = [program("prefill", n) for n in prefill] + [program("decode", n) for n in decode]
+    programs = [program("prefill", n) for n in prefill]
+    programs += [program("decode", n, context) for n in decode for context in (*contexts, None)]
     return LockedTarget(
         tuple(prefill),
         tuple(decode),
+        tuple(contexts),
+        tuple(segment),
         draw(st.integers(1)),
         draw(st.dictionaries(texts, texts, max_size=3)),
         tuple(programs),
@@ -127,6 +132,28 @@ def test_any_lock_reads_back_exactly(
     write_lock(lock, path)
     assert read_lock(path) == lock
     assert not write_lock(read_lock(path), path)
+
+
+def test_a_lock_with_context_lengths_and_segments_reads_back_exactly(spec: DeploySpec) -> None:
+    text = spec.path.read_text().replace(
+        "neuron_config:\n",
+        "neuron_config:\n  decode_context_length_buckets: [32, 96]\n"
+        "  kv_segment_size_buckets: [64]\n",
+    )
+    spec.path.write_text(text)
+    long = load_spec(spec.path)
+    lock, path = a_lock(long), lock_path(long.path)
+    write_lock(lock, path)
+    assert read_lock(path) == lock
+    check_lock(lock, path, long)
+    [target] = lock.targets.values()
+    assert target.decode_context_length_buckets == (32, 96)
+    assert target.kv_segment_size_buckets == (64,)
+    assert [(p.name, p.context_len) for p in target.programs[3:6]] == [
+        ("decode_b1_ctx32", 32),
+        ("decode_b1_ctx96", 96),
+        ("decode_b1", None),
+    ]
 
 
 def test_writing_the_same_lock_again_touches_nothing(spec: DeploySpec) -> None:
@@ -291,7 +318,8 @@ def test_a_missing_field_of_a_program_is_an_error(spec: DeploySpec, name: str) -
     "change",
     [
         lambda raw: raw.update(colour="red"),
-        lambda raw: raw.update(format=2),
+        lambda raw: raw.update(format=1),
+        lambda raw: raw.update(format=3),
         lambda raw: raw.update(format=True),
         lambda raw: raw["spec"].update(dtype="bfloat16"),
         lambda raw: raw["architecture"].update(colour="red"),
@@ -301,7 +329,13 @@ def test_a_missing_field_of_a_program_is_an_error(spec: DeploySpec, name: str) -
         lambda raw: raw["architecture"]["rope"].update(short_factor=5),
         lambda raw: raw["architecture"].update(windowed_layers=5),
         lambda raw: raw["targets"][TARGET]["num_seqs_buckets"].append(3),
+        lambda raw: raw["targets"][TARGET]["decode_context_length_buckets"].append(32),
+        lambda raw: raw["targets"][TARGET].update(kv_segment_size_buckets=[0]),
+        lambda raw: raw["targets"][TARGET].update(kv_segment_size_buckets=None),
         lambda raw: raw["targets"][TARGET]["programs"].pop(),
+        lambda raw: raw["targets"][TARGET]["programs"][-1].update(context_len=32),
+        lambda raw: raw["targets"][TARGET]["programs"][-1].update(context_len=0),
+        lambda raw: raw["targets"][TARGET]["programs"][-1].update(context_len=True),
         lambda raw: raw["targets"][TARGET].update(num_kv_blocks=0),
         lambda raw: raw["targets"][TARGET].update(num_kv_blocks=True),
         lambda raw: raw["targets"][TARGET].update(toolchain={"march": 4}),

@@ -15,7 +15,7 @@ from torch import Tensor
 from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.lockfile import Lock, LockedProgram, LockedTarget
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.program import Bucket, BucketProgram
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.serve import binding
 from nxbucket.serve.binding import BoundArtifacts, load_artifacts
@@ -52,7 +52,7 @@ def bound(
 ) -> tuple[BoundArtifacts, dict[str, Tensor]]:
     """Programs bound to a KV cache of random numbers, and that cache."""
     programs = SHAPES.programs(ARCHITECTURE, dtype)
-    artifacts = BoundArtifacts({(p.phase, p.size): load(p) for p in programs})
+    artifacts = BoundArtifacts({p.bucket: load(p) for p in programs})
     kv_cache = {
         t.name: torch.randn(t.shape, generator=torch.Generator().manual_seed(0)).to(
             getattr(torch, dtype)
@@ -83,19 +83,93 @@ def test_the_smallest_program_that_holds_the_count_is_chosen(sizes: list[int], c
     for phase in ("prefill", "decode"):
         shapes = Shapes(prefill=tuple(sizes), decode=tuple(sizes))
         programs = shapes.programs(ARCHITECTURE, "float32")
-        artifacts = BoundArtifacts({(p.phase, p.size): eager(p) for p in programs})
+        artifacts = BoundArtifacts({p.bucket: eager(p) for p in programs})
         fitting = [size for size in sizes if size >= count]
         if fitting:
-            assert artifacts.bucket_for(phase, count) == min(fitting)
+            assert artifacts.bucket_for(phase, count) == (phase, min(fitting), None)
         else:
             with pytest.raises(RuntimeError, match=f"no {phase} program for {count}"):
                 artifacts.bucket_for(phase, count)
 
 
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True),
+    contexts=st.lists(st.integers(1, 4), max_size=4, unique=True),
+    rows=st.integers(1, 10),
+    longest=st.integers(1, 20),
+)
+def test_the_smallest_batch_and_then_the_shortest_context_is_chosen(
+    sizes: list[int], contexts: list[int], rows: int, longest: int
+) -> None:
+    lengths = [4 * n for n in contexts]
+    shapes = Shapes(decode=tuple(sizes), contexts=tuple(lengths), max_blocks=5)
+    programs = shapes.programs(ARCHITECTURE, "float32")
+    artifacts = BoundArtifacts({p.bucket: eager(p) for p in programs})
+    fitting = [
+        (p.size, p.context_len or 20)
+        for p in programs
+        if p.phase == "decode" and p.size >= rows and (p.context_len or 20) >= longest
+    ]
+    if not fitting:
+        assert rows > max(sizes)
+        with pytest.raises(RuntimeError, match=f"no decode program for {rows}"):
+            artifacts.decode_bucket(rows, longest)
+        return
+    chosen = artifacts.decode_bucket(rows, longest)
+    assert (chosen.size, chosen.context_len or 20) == min(fitting)
+    assert artifacts.max_blocks(chosen) == min(fitting)[1] // 4
+    assert chosen in artifacts.executables
+
+
+@pytest.mark.parametrize(
+    ("longest", "name"),
+    [
+        (1, "decode_b2_ctx8"),
+        (7, "decode_b2_ctx8"),
+        (8, "decode_b2_ctx8"),
+        (9, "decode_b2_ctx16"),
+        (16, "decode_b2_ctx16"),
+        (17, "decode_b2"),
+        (20, "decode_b2"),
+    ],
+)
+def test_a_context_bucket_holds_exactly_its_own_length(longest: int, name: str) -> None:
+    shapes = Shapes(decode=(1, 2), contexts=(8, 16), max_blocks=5, block_size=4)
+    programs = shapes.programs(ARCHITECTURE, "float32")
+    artifacts = BoundArtifacts({p.bucket: eager(p) for p in programs})
+    assert artifacts.decode_bucket(2, longest).name == name
+
+
+def test_smoke_runs_cover_programs_of_every_context_and_segment() -> None:
+    shapes = dataclasses.replace(SHAPES, contexts=(4, 12), segment=8)
+    ran: list[str] = []
+
+    def load(program: BucketProgram) -> Executable:
+        executable = eager(program)
+        function = executable.function
+
+        def recorded(*tensors: Tensor) -> Tensor:
+            ran.append(program.name)
+            return function(*tensors)
+
+        executable.function = recorded
+        return executable
+
+    programs = shapes.programs(ARCHITECTURE, "float32")
+    artifacts = BoundArtifacts({p.bucket: load(p) for p in programs})
+    kv_cache = {
+        t.name: torch.full(t.shape, float("nan")) for t in artifacts.signature.of_role("kv_cache")
+    }
+    artifacts.bind(kv_cache, random_weights())
+    artifacts.smoke(ARCHITECTURE.vocab_size)
+    assert ran == [p.name for p in programs]
+    assert "decode_b2_ctx12" in ran
+
+
 def test_a_bucket_that_is_not_bound_does_not_run() -> None:
     artifacts, _ = bound()
     with pytest.raises(KeyError):
-        artifacts.run("prefill", 5, {})
+        artifacts.run(Bucket("prefill", 5), {})
 
 
 def test_executions_are_counted_by_program_and_smoke_runs_are_not() -> None:
@@ -110,13 +184,15 @@ def test_executions_are_counted_by_program_and_smoke_runs_are_not() -> None:
     inputs = {
         t.name: torch.ones(t.shape, dtype=torch.int32) for t in PROGRAMS[1].signature.inputs[:6]
     }
-    assert artifacts.run("prefill", 8, inputs).shape == (1, ARCHITECTURE.vocab_size)
+    assert artifacts.run(Bucket("prefill", 8), inputs).shape == (1, ARCHITECTURE.vocab_size)
     assert artifacts.executions["prefill_s8"] == 1
     assert sum(artifacts.executions.values()) == 1
 
 
 def test_the_length_of_a_block_table_is_the_signatures() -> None:
-    assert bound()[0].max_blocks == SHAPES.max_blocks
+    artifacts, _ = bound()
+    for bucket in artifacts.executables:
+        assert artifacts.max_blocks(bucket) == SHAPES.max_blocks
 
 
 # Smoke
@@ -220,12 +296,15 @@ def published(tmp_path: Path, march: str = "x86-64-v3") -> Served:
                 program.name,
                 program.phase,
                 program.size,
+                program.context_len,
                 manifest.key,
                 manifest.graph_key,
                 manifest.blobs,
             )
         )
-    target = LockedTarget(SHAPES.prefill, SHAPES.decode, SHAPES.num_kv_blocks, {}, tuple(locked))
+    target = LockedTarget(
+        SHAPES.prefill, SHAPES.decode, (), (), SHAPES.num_kv_blocks, {}, tuple(locked)
+    )
     lock = Lock({}, {}, None, {TARGET: target})
     return Served(tmp_path / "model.lock", cache, TARGET, lock)
 
@@ -243,7 +322,7 @@ def refusal(served: Served) -> BindError:
 
 def test_every_program_of_the_lock_is_loaded(tmp_path: Path) -> None:
     artifacts = load_artifacts(published(tmp_path))
-    assert list(artifacts.executables) == [(p.phase, p.size) for p in PROGRAMS]
+    assert list(artifacts.executables) == [p.bucket for p in PROGRAMS]
     assert artifacts.signature == PROGRAMS[0].signature
 
 

@@ -235,18 +235,6 @@ def test_a_budget_above_max_model_len_is_cut_and_said(load: Load) -> None:
         pytest.param("tensor_parallel_size: 2", "not-yet", ["tensor_parallel_size"], id="tp"),
         pytest.param("profile: llama", "not-yet", ["profile"], id="profile"),
         pytest.param("artifacts: {remote: s3://b/p}", "not-yet", ["remote"], id="remote"),
-        pytest.param(
-            "neuron_config: {kv_segment_size_buckets: [512]}",
-            "not-yet",
-            ["long-context"],
-            id="segments",
-        ),
-        pytest.param(
-            "neuron_config: {decode_context_length_buckets: [512]}",
-            "not-yet",
-            ["long-context"],
-            id="contexts",
-        ),
         pytest.param("compiler: {optlevel: 9}", "out-of-range", ["at most 3"], id="optlevel"),
         pytest.param("compiler: {optlevel: 2}", "no-effect", ["neuronx-cc"], id="optlevel on cpu"),
         pytest.param("compiler: {flags: [-x]}", "no-effect", ["neuronx-cc"], id="flags on cpu"),
@@ -347,7 +335,8 @@ def test_booleans_are_true_or_false(problems: Problems, text: str, hint: str) ->
         ),  # B18
         (
             "neuron_config: {token_generation_buckets: [256]}",
-            "context-length buckets are not batch buckets; use neuron_config.num_seqs_buckets",
+            "context-length buckets are not batch buckets; use neuron_config.num_seqs_buckets, and "
+            "decode_context_length_buckets for the lengths",
         ),  # B18
         ("batch_size: 4", "use max_num_seqs"),
         ("n_positions: 4", "use max_model_len"),

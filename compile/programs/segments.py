@@ -1,0 +1,110 @@
+"""Attention over a long paged context, one segment of the KV cache at a time.
+
+Keys and values of one segment are gathered, scored and folded into a running maximum, sum and
+weighted sum of values (an online softmax, float32), so that no temporary grows with max_model_len:
+nothing of K, V, mask or scores is ever wider than a segment.
+
+The segments are a `while_loop` in the graph, not copies of its body. Copies make the compile grow
+with layers x segments, and always pay for max_model_len; the loop is compiled once per layer and
+ends at the batch's longest sequence. AOTInductor writes it as a C++ `while`. (2 layers, prefill of
+128, AOTInductor on 2 cores: see MEASURED below.)
+
+A compiler without loops (neuronx-cc's verified operators have no `while`) may unroll it: the body's
+first operand counts segments from 0, there are `block_table.shape[1]` of them (the body's table is
+[batch, segments, blocks per segment]), and running the body past the condition's end changes
+nothing, because a segment in which a row sees nothing leaves that row as it was.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._higher_order_ops.while_loop import while_loop_op
+
+LOWEST = torch.finfo(torch.float32).min
+"""Stands for -inf, which would give NaN where a row has seen nothing yet: -inf - -inf."""
+
+NULL_BLOCK = 0
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    last: Tensor,
+    end: Tensor,
+    segment_blocks: int,
+    window: int | None,
+) -> Tensor:
+    """Each row of `query` against the tokens up to its last one, at most `window` of them.
+
+    query [batch, kv_heads, rows, head_dim]; keys, values: one layer's cache; block_table int32
+    [batch, blocks]; last int32 [batch, rows], the position of the last token a row sees, 0 or more;
+    end int32 [batch], tokens of the sequence: what lies behind them may hold anything, NaN too.
+    -> [batch, kv_heads, rows, head_dim], the query's dtype
+    """
+    batch, _, _, head_dim = query.shape
+    num_segments = -(-block_table.shape[1] // segment_blocks)
+    surplus = num_segments * segment_blocks - block_table.shape[1]
+    table = F.pad(block_table, (0, surplus), value=NULL_BLOCK)
+    table = table.view(batch, num_segments, segment_blocks)
+    scaled = query.float() * head_dim**-0.5
+    longest = end.max()
+    first = torch.zeros_like(last) if window is None else last - (window - 1)
+    state: Any = (  # while_loop's annotation says a tuple of one
+        torch.zeros((), dtype=torch.int32),
+        torch.full_like(scaled[..., :1], LOWEST),
+        torch.zeros_like(scaled[..., :1]),
+        torch.zeros_like(scaled),
+    )
+    context = (scaled, keys, values, table, first, last, end, longest)
+    _, _, total, weighted = while_loop_op(_not_at_end, _fold_segment, state, context)
+    out: Tensor = (weighted / total).to(query.dtype)
+    return out
+
+
+def _not_at_end(segment: Tensor, *operands: Tensor) -> Tensor:
+    keys, table, longest = operands[4], operands[6], operands[10]
+    return segment * (table.shape[2] * keys.shape[1]) < longest
+
+
+def _fold_segment(
+    segment: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    weighted: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    first: Tensor,
+    last: Tensor,
+    end: Tensor,
+    _longest: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The running maximum [..., rows, 1], sum and weighted values after one more segment."""
+    size = table.shape[2] * keys.shape[1]
+    blocks = table.index_select(1, segment[None])[:, 0]
+    positions = segment * size + torch.arange(size, dtype=torch.int32)
+    in_sequence = (positions[None, :] < end[:, None])[:, None, :, None]
+    k = torch.where(in_sequence, _gather(keys, blocks), 0).float()
+    v = torch.where(in_sequence, _gather(values, blocks), 0).float()
+    seen = positions[None, None, :] <= last[:, :, None]
+    seen = (seen & (positions[None, None, :] >= first[:, :, None]))[:, None]
+    scores = torch.where(seen, query @ k.transpose(-1, -2), LOWEST)
+    new_maximum = torch.maximum(maximum, scores.amax(-1, keepdim=True))
+    weights = torch.where(seen, torch.exp(scores - new_maximum), 0.0)
+    decay = torch.exp(maximum - new_maximum)
+    return (
+        segment + 1,
+        new_maximum,
+        total * decay + weights.sum(-1, keepdim=True),
+        weighted * decay + weights @ v,
+    )
+
+
+def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
+    """[batch, blocks] -> [batch, kv_heads, tokens, head_dim]."""
+    return cache[blocks].flatten(1, 2).transpose(1, 2)
