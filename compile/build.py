@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Lookup
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.compiler import CompilerSpec, Toolchain
+from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.lockfile import (
     Lock,
@@ -142,15 +143,7 @@ def build(
 def default_jobs(num_missing: int) -> int:
     """As many as cores and free memory carry, at least one."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(num_missing, cores, _available_bytes() // MEMORY_PER_JOB_BYTES))
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping; the page cache counts, unlike in SC_AVPHYS_PAGES."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return max(1, min(num_missing, cores, available_bytes() // MEMORY_PER_JOB_BYTES))
 
 
 @dataclass

@@ -153,6 +153,11 @@ class ArtifactCache:
         names = (p.stem for p in self.root.glob("entries/??/*.json"))
         return sorted(name for name in names if is_digest(name))
 
+    def manifests(self) -> dict[str, Manifest]:
+        """Every entry that can be read, by key. Blobs are not."""
+        entries = {key: self.entry(key) for key in self.all_keys()}
+        return {key: e for key, e in entries.items() if isinstance(e, Manifest) and e.key == key}
+
     def blob_path(self, digest: str) -> Path:
         return self.root / "blobs" / "sha256" / digest[:2] / digest
 

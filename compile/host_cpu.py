@@ -34,3 +34,8 @@ def host_march() -> str:
         f"target cpu needs an x86-64 processor with AVX2; this is {platform.machine()}",
         hint="compile on such a host, or name the level to compile for: compiler.march: x86-64-v3",
     )
+
+
+def runnable_targets() -> list[str]:
+    """The cpu targets whose artifacts this host can run, the best first."""
+    return [f"cpu-{level}" for level, flags in LEVEL_FLAGS.items() if flags <= host_cpu_flags()]

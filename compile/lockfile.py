@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
+from nxbucket.compile.cache import Corrupt, Hit, Lookup
 from nxbucket.compile.canonical import digest_of
+from nxbucket.compile.explain import Difference, differences
 from nxbucket.compile.manifest import Blob, Manifest, blob_from_json, is_digest
 from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.toolkit.architecture import Architecture, Rope
@@ -140,25 +142,35 @@ def make_lock(
     return Lock(resolved, architecture, None, others)
 
 
-def check_lock(lock: Lock, path: Path, spec: DeploySpec) -> None:
-    """Raises LockError, naming the keys that changed, if `lock` was made from something else."""
+def lock_differences(lock: Lock, spec: DeploySpec) -> list[Difference]:
+    """Values of the model file and of config.json that are not those `lock` was made from."""
     mine = _portable(spec)
-    changed = [
-        f"{key} ({_short(lock.spec.get(key))} -> {_short(mine.get(key))})"
-        for key in PROGRAM_KEYS
-        if lock.spec.get(key) != mine.get(key)
+    there, wanted = ({k: made_from.get(k) for k in PROGRAM_KEYS} for made_from in (lock.spec, mine))
+    return [
+        *differences(there, wanted),
+        *differences(lock.architecture, spec.architecture.as_json(), "config.json"),
     ]
-    architecture = spec.architecture.as_json()
-    changed += [
-        f"config.json {field} ({_short(lock.architecture.get(field))} -> {_short(value)})"
-        for field, value in architecture.items()
-        if lock.architecture.get(field) != value
-    ]
+
+
+def check_lock(lock: Lock, path: Path, spec: DeploySpec) -> None:
+    """Raises LockError, naming the values that changed, if `lock` was made from something else."""
+    changed = lock_differences(lock, spec)
     if changed:
         raise LockError(
-            f"{path} was made from another {spec.path.name}; changed since: {', '.join(changed)}",
+            f"{path} was made from another {spec.path.name}; changed since: "
+            f"{', '.join(map(str, changed))}",
             hint=f"nxbucket compile {spec.path}",
         )
+
+
+def fault_of(program: LockedProgram, found: Lookup) -> str | None:
+    """What is wrong with what the cache has for `program`; None if it is what the lock names."""
+    if isinstance(found, Hit):
+        same = found.manifest.blobs == program.blobs
+        return None if same else f"{program.name} has other bytes than the lock names"
+    if isinstance(found, Corrupt):
+        return f"{program.name} is corrupt ({found.reason})"
+    return f"{program.name} is missing"
 
 
 def read_lock(path: Path) -> Lock:
@@ -219,11 +231,6 @@ def changed_programs(old: Lock | None, new: Lock, target: str) -> list[str]:
 def _portable(spec: DeploySpec) -> dict[str, Any]:
     """The effective model file without what belongs to this host (where its cache is)."""
     return {key: value for key, value in spec.resolved().items() if key != "artifacts"}
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _lock_as_json(lock: Lock) -> dict[str, Any]:

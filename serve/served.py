@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, Lookup, choose_cache
-from nxbucket.compile.host_cpu import LEVEL_FLAGS, host_cpu_flags
+from nxbucket.compile.cache import ArtifactCache, Hit, choose_cache
+from nxbucket.compile.host_cpu import runnable_targets
 from nxbucket.compile.lockfile import (
     BUCKET_LISTS,
     Lock,
-    LockedProgram,
     LockedTarget,
     check_lock,
+    fault_of,
     lock_path,
     read_lock,
 )
@@ -69,10 +69,11 @@ class Served:
         manifests, faults = {}, []
         for program in self.locked.programs:
             found = self.cache.lookup(program.key)
-            if isinstance(found, Hit) and found.manifest.blobs == program.blobs:
+            fault = fault_of(program, found)
+            if fault is None and isinstance(found, Hit):
                 manifests[program.name] = found.manifest
             else:
-                faults.append(_fault(program, found))
+                faults.append(str(fault))
         if faults:
             raise BindError(
                 f"the cache {self.cache.root} does not hold what {self.lock_file} names: "
@@ -108,14 +109,6 @@ class Served:
         return cls(lock_file, cache, ours["target"], read_lock(lock_file))
 
 
-def _fault(program: LockedProgram, found: Lookup) -> str:
-    if isinstance(found, Hit):
-        return f"{program.name} has other bytes than the lock names"
-    if isinstance(found, Corrupt):
-        return f"{program.name} is corrupt ({found.reason})"
-    return f"{program.name} is missing"
-
-
 def resolve(path: Path) -> tuple[DeploySpec, Served]:
     """The model file and what its lock says to serve here. `path` is model.yaml or model.lock.
 
@@ -132,7 +125,7 @@ def resolve(path: Path) -> tuple[DeploySpec, Served]:
 
 def _target_for_host(lock: Lock, lock_file: Path) -> str:
     """The best of the lock's targets that this host can run."""
-    runnable = [f"cpu-{level}" for level, flags in LEVEL_FLAGS.items() if flags <= host_cpu_flags()]
+    runnable = runnable_targets()
     for target in runnable:
         if target in lock.targets:
             return target

@@ -9,9 +9,10 @@ import typer
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import Json, ModelFile, model_file
 from nxbucket.toolkit.errors import CompileError, UsageError
+from nxbucket.toolkit.plan_commands import print_plan_of
 
 if TYPE_CHECKING:
-    from nxbucket.compile.build import BuildReport, Plan
+    from nxbucket.compile.build import BuildReport
     from nxbucket.compile.cache import ArtifactCache, CacheChoice
     from nxbucket.compile.manifest import Manifest
     from nxbucket.toolkit.spec import DeploySpec
@@ -52,7 +53,7 @@ def compile(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be compiled, and compile nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan, as `nxbucket plan` does, and stop.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -61,10 +62,17 @@ def compile(
     What the cache holds is not compiled again. Ctrl-C is safe: finished programs stay, and the same
     command goes on where it stopped.
     """
+    if dry_run:
+        print_plan_of(model_file(model_yaml), as_json)
+        return
     with output.errors_as_json(as_json):
-        from nxbucket.compile.build import build, plan
+        from nxbucket.compile.build import build
         from nxbucket.compile.cache import ArtifactCache, choose_cache
         from nxbucket.compile.compiler import compiler_for
+        from nxbucket.compile.cost import memory_of
+        from nxbucket.compile.host_memory import available_bytes
+        from nxbucket.compile.plan import plan_programs
+        from nxbucket.toolkit.plan_report import memory_warning
         from nxbucket.toolkit.progress import reporter
         from nxbucket.toolkit.spec import load_spec
 
@@ -75,9 +83,9 @@ def compile(
         choice = choose_cache(spec.artifacts.cache)
         cache, compiler = ArtifactCache(choice.root), compiler_for(spec)
         output.print_note(f"cache {choice.root} ({choice.origin})")
-        if dry_run:
-            _print_plan(plan(spec, cache, compiler), choice, as_json)
-            return
+        memory = memory_of(plan_programs(spec))
+        if warning := memory_warning(spec, memory, available_bytes()):
+            output.print_warning(warning)
         start = time.monotonic()
         with reporter() as progress:
             report = build(spec, cache, compiler, progress, jobs=jobs, timeout_s=timeout_s)
@@ -94,29 +102,6 @@ def _check_checkpoint(spec: "DeploySpec") -> None:
         check_checkpoint(spec.model_dir, spec.architecture)
     else:
         output.print_note(f"{spec.model_dir} has no weights: compiling from config.json alone")
-
-
-def _print_plan(planned: "Plan", choice: "CacheChoice", as_json: bool) -> None:
-    rows = [
-        {"name": p.name, "key": p.key, "cache": type(p.found).__name__.lower()}
-        for p in planned.programs
-    ]
-    if as_json:
-        output.print_json(
-            {
-                "ok": True,
-                "target": planned.toolchain.target,
-                "toolchain": dict(planned.toolchain.versions),
-                "cache_dir": str(choice.root),
-                "programs": rows,
-            }
-        )
-        return
-    output.print_table(
-        [("program", "key", "cache"), *((r["name"], r["key"], r["cache"]) for r in rows)]
-    )
-    missing = sum(r["cache"] != "hit" for r in rows)
-    output.print_note(f"{missing} of {len(rows)} would be compiled for {planned.toolchain.target}")
 
 
 def _print_report(

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from nxbucket.toolkit import artifact_commands, output, serving_commands
+from nxbucket.toolkit import artifact_commands, output, plan_commands, serving_commands
 from nxbucket.toolkit.arguments import Json, ModelFile, model_file
 from nxbucket.toolkit.errors import NxbucketError
 from nxbucket.toolkit.refusals import nearest
@@ -46,6 +46,7 @@ app = typer.Typer(
 
 
 app.add_typer(artifact_commands.app)
+app.add_typer(plan_commands.app)
 app.add_typer(serving_commands.app)
 
 

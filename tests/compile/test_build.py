@@ -18,6 +18,7 @@ from nxbucket.compile.build import BuildReport, Outcome, PlannedProgram, build, 
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Miss
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.cpu import CpuCompiler
+from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.lockfile import lock_path, read_lock
 from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
 from nxbucket.serve.served import Served
@@ -191,7 +192,7 @@ def test_a_corrupt_input_entry_is_made_again_from_the_graph_s_artifact(bench: Be
 
 
 def test_the_memory_that_can_be_had_is_more_than_none() -> None:
-    assert build_module._available_bytes() > 1 << 20
+    assert available_bytes() > 1 << 20
 
 
 def test_one_failing_program_leaves_the_others_and_is_tried_again(tmp_path: Path) -> None:
@@ -388,7 +389,7 @@ def test_a_lock_that_is_garbage_is_replaced(bench: Bench) -> None:
 def test_the_number_of_jobs_follows_work_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, free_gib: int, cores: int, missing: int, jobs: int
 ) -> None:
-    monkeypatch.setattr(build_module, "_available_bytes", lambda: free_gib << 30)
+    monkeypatch.setattr(build_module, "available_bytes", lambda: free_gib << 30)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert build_module.MEMORY_PER_JOB_BYTES == 3 << 30
     assert default_jobs(missing) == jobs

@@ -95,7 +95,7 @@ def test_a_config_json_that_changed_after_the_compile_is_named_by_field(
     config.write_text(json.dumps({**fields, "rms_norm_eps": 1e-3}))
     status, message = refused(folder / "copy" / "model.yaml", env=artifact_env)
     assert status == 1
-    assert "config.json rms_norm_eps (1e-05 -> 0.001)" in message
+    assert "config.json.rms_norm_eps: 1e-05 -> 0.001" in message
 
 
 def without_last_byte(folder: Path) -> None:

@@ -1,0 +1,104 @@
+"""`nxbucket plan` and `nxbucket explain`: what would be done, and why it would have to be."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nxbucket.toolkit import output
+from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.errors import UsageError
+
+app = typer.Typer(rich_markup_mode=None)
+
+PROGRAM_NAME = re.compile(r"(prefill|decode)_\w+")
+
+
+@app.command()
+def plan(model_yaml: ModelFile = None, as_json: Json = False) -> None:
+    """Print every program with its key, cost and state, and what serving will need.
+
+    Nothing is compiled. FLOPs are those of one execution, attention over the padded context
+    included. Bytes are those of one rank. A compile time is the recorded one of a hit, or, with ~,
+    an estimate.
+    """
+    print_plan_of(model_file(model_yaml), as_json)
+
+
+def print_plan_of(file: Path, as_json: bool) -> None:
+    """Also what `compile --dry-run` prints."""
+    with output.errors_as_json(as_json):
+        from nxbucket.compile.cache import ArtifactCache, choose_cache
+        from nxbucket.compile.compiler import compiler_for
+        from nxbucket.toolkit.plan_report import make_plan_report, plan_as_json, print_plan
+        from nxbucket.toolkit.spec import load_spec
+
+        spec = load_spec(file)
+        choice = choose_cache(spec.artifacts.cache)
+        report = make_plan_report(spec, ArtifactCache(choice.root), choice, compiler_for(spec))
+        for note in spec.notes:
+            output.print_note(note)
+        output.print_note(f"cache {choice.root} ({choice.origin})")
+        if as_json:
+            output.print_json(plan_as_json(report))
+        else:
+            print_plan(report)
+
+
+@app.command()
+def explain(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL_YAML] [PROGRAM]...",
+            help="The model file, as elsewhere; names of programs, all of them when left out.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say why a program is not in the cache: the inputs that differ from the nearest entry's.
+
+    Also why the lock could not be served. Ends in the one command that mends it. Exit 0 if every
+    program is there and the lock names them, 1 if not.
+
+    \b
+    nxbucket explain model.yaml
+    nxbucket explain model.yaml prefill_s512 --json
+    """
+    with output.errors_as_json(as_json):
+        from nxbucket.compile.build import plan
+        from nxbucket.compile.cache import ArtifactCache, choose_cache
+        from nxbucket.compile.compiler import compiler_for
+        from nxbucket.compile.diagnosis import diagnose
+        from nxbucket.toolkit.explain_report import diagnosis_as_json, print_diagnosis
+        from nxbucket.toolkit.spec import load_spec
+
+        given, names = _split(words or [])
+        spec = load_spec(model_file(given))
+        choice = choose_cache(spec.artifacts.cache)
+        cache = ArtifactCache(choice.root)
+        planned = plan(spec, cache, compiler_for(spec))
+        known = [p.name for p in planned.programs]
+        for name in names:
+            if name not in known:
+                raise UsageError(
+                    f"{spec.path} has no program {name}", hint=f"it has {', '.join(known)}"
+                )
+        diagnosis = diagnose(spec, cache, planned, names or known)
+        output.print_note(f"cache {choice.root} ({choice.origin})")
+        if as_json:
+            target = planned.toolchain.target
+            output.print_json(diagnosis_as_json(diagnosis, target, choice))
+        else:
+            print_diagnosis(diagnosis)
+        if not diagnosis.ok:
+            raise typer.Exit(1)
+
+
+def _split(words: list[str]) -> tuple[Path | None, list[str]]:
+    """The first word is the model file, unless it can only be a program's name."""
+    if words and (not PROGRAM_NAME.fullmatch(words[0]) or Path(words[0]).exists()):
+        return Path(words[0]), words[1:]
+    return None, words

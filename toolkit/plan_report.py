@@ -1,0 +1,272 @@
+"""What a plan says: each program's cost and state, what a server will need, what to think about."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from nxbucket.compile.build import Plan, PlannedProgram, plan
+from nxbucket.compile.cache import ArtifactCache, CacheChoice, Corrupt, Hit
+from nxbucket.compile.compiler import CompilerSpec
+from nxbucket.compile.cost import CompileTimes, Cost, Memory, compile_times, cost_of, memory_of
+from nxbucket.compile.host_memory import available_bytes
+from nxbucket.toolkit import output
+from nxbucket.toolkit.buckets import SMALLEST_DEFAULT_PREFILL_BUCKET
+from nxbucket.toolkit.spec import DeploySpec
+
+SHORT_TAIL = 40
+"""Tokens after a prefix-cache hit, in the example of the hint: a question below a long document."""
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """`compile_s` was recorded for a hit, and is estimated otherwise, if it can be."""
+
+    planned: PlannedProgram
+    cost: Cost
+    compile_s: float | None
+    compile_s_from: Literal["recorded", "estimated"] | None
+
+    @property
+    def cache(self) -> str:
+        return type(self.planned.found).__name__.lower()
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    spec: DeploySpec
+    choice: CacheChoice
+    plan: Plan
+    rows: list[PlannedRow]
+    times: CompileTimes | None
+    memory: Memory
+    available_bytes: int
+
+    @property
+    def missing(self) -> list[PlannedRow]:
+        return [row for row in self.rows if row.cache != "hit"]
+
+    @property
+    def compile_s(self) -> float | None:
+        """Of all that is missing, one at a time."""
+        seconds = [row.compile_s for row in self.missing]
+        return None if None in seconds else sum(s for s in seconds if s is not None)
+
+    @property
+    def kv_requests(self) -> int:
+        """Requests of max_model_len tokens that the KV blocks hold. The null block holds none."""
+        return (self.spec.num_kv_blocks - 1) // self.spec.max_blocks_per_seq
+
+    @property
+    def kv_tokens(self) -> int:
+        return (self.spec.num_kv_blocks - 1) * self.spec.block_size
+
+
+def make_plan_report(
+    spec: DeploySpec, cache: ArtifactCache, choice: CacheChoice, compiler: CompilerSpec
+) -> PlanReport:
+    planned = plan(spec, cache, compiler)
+    all_hit = all(isinstance(p.found, Hit) for p in planned.programs)
+    times = None if all_hit else compile_times(cache.manifests(), planned.toolchain.target)
+    return PlanReport(
+        spec,
+        choice,
+        planned,
+        [_row(p, times) for p in planned.programs],
+        times,
+        memory_of(p.program for p in planned.programs),
+        available_bytes(),
+    )
+
+
+def _row(planned: PlannedProgram, times: CompileTimes | None) -> PlannedRow:
+    cost = cost_of(planned.program)
+    if isinstance(planned.found, Hit):
+        manifest = planned.found.manifest
+        return PlannedRow(planned, cost, manifest.lower_s + manifest.compile_s, "recorded")
+    if times is None:
+        return PlannedRow(planned, cost, None, None)
+    return PlannedRow(planned, cost, times.estimate_s(planned.program), "estimated")
+
+
+def padding_hint(spec: DeploySpec) -> str | None:
+    """One prefill bucket and prefix caching: the short rest of a long prompt pays for all of it."""
+    buckets = spec.neuron_config.num_batched_tokens_buckets
+    small = SMALLEST_DEFAULT_PREFILL_BUCKET
+    if not spec.enable_prefix_caching or len(buckets) > 1 or buckets[0] <= small:
+        return None
+    waste = 100 * (1 - SHORT_TAIL / buckets[0])
+    return (
+        f"with prefix caching, what is left of a prompt after a hit is often short, and here it "
+        f"pays for {buckets[0]} tokens: {SHORT_TAIL} are {waste:.0f} % padding; a small bucket "
+        f"mends that: num_batched_tokens_buckets: [{small}, {buckets[0]}]"
+    )
+
+
+def memory_warning(spec: DeploySpec, memory: Memory, available: int) -> str | None:
+    """Target cpu serves from this host's memory. 0 available: nothing says how much there is."""
+    if spec.target != "cpu" or available == 0 or memory.total_bytes <= available:
+        return None
+    return (
+        f"a server needs {human_bytes(memory.total_bytes)} (weights "
+        f"{human_bytes(memory.weight_bytes)}, KV cache {human_bytes(memory.kv_cache_bytes)}), and "
+        f"this host has {human_bytes(available)} available; max_model_len, max_num_seqs and "
+        f"num_gpu_blocks_override decide the KV cache"
+    )
+
+
+def print_plan(report: PlanReport) -> None:
+    rows = [("program", "cache", "FLOPs", "I/O bytes", "compile s", "key")]
+    for row in report.rows:
+        seconds = "-" if row.compile_s is None else f"{row.compile_s:.1f}"
+        about = "~" if row.compile_s_from == "estimated" else ""
+        key, cost = row.planned.key, row.cost
+        rows.append(
+            (
+                row.planned.name,
+                row.cache,
+                human(cost.flops),
+                str(cost.io_bytes),
+                about + seconds,
+                key,
+            )
+        )
+    output.print_table(rows)
+    output.print_data("")
+    output.print_table(list(_summary(report)))
+    for row in report.rows:
+        if isinstance(row.planned.found, Corrupt):
+            output.print_warning(f"{row.planned.name}: {row.planned.found.reason}")
+    if warning := memory_warning(report.spec, report.memory, report.available_bytes):
+        output.print_warning(warning)
+    if hint := padding_hint(report.spec):
+        output.print_note(hint)
+    target = report.plan.toolchain.target
+    output.print_note(f"{len(report.missing)} of {len(report.rows)} would be compiled for {target}")
+
+
+def _summary(report: PlanReport) -> Iterator[tuple[str, str]]:
+    spec, memory = report.spec, report.memory
+    yield "weights", _exact(memory.weight_bytes)
+    blocks = spec.num_kv_blocks
+    yield (
+        "KV cache",
+        f"{_exact(memory.kv_cache_bytes)}; {blocks} blocks of {spec.block_size} tokens, one of "
+        f"them the null block",
+    )
+    yield (
+        "",
+        f"{report.kv_requests} requests of max_model_len {spec.max_model_len}; {report.kv_tokens} "
+        f"tokens in all",
+    )
+    yield "I/O", f"{_exact(memory.io_bytes)}; the largest program's"
+    yield (
+        "per rank",
+        f"{_exact(memory.total_bytes)}; free here {_free(report.available_bytes)}",
+    )
+    yield "to compile", _to_compile(report)
+    defaults = ", ".join(f"{key} {_plain(value)}" for key, value in defaults_of(spec).items())
+    yield "defaults", defaults or "none"
+
+
+def _to_compile(report: PlanReport) -> str:
+    if not report.missing:
+        return "nothing"
+    count = f"{len(report.missing)} programs"
+    if report.compile_s is None or report.times is None:
+        return f"{count}; no record of how long one takes on {report.plan.toolchain.target}"
+    return (
+        f"{count}; about {report.compile_s:.0f} s one at a time, estimated per layer from "
+        f"{report.times.num_recorded} recorded"
+    )
+
+
+def defaults_of(spec: DeploySpec) -> dict[str, Any]:
+    """The keys left out of the model file that have a value all the same."""
+    config = spec.resolved()
+    values = {}
+    for dotted in sorted(spec.defaulted):
+        section, _, key = dotted.partition(".")
+        value = config.get(section)
+        if key:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None and value not in ([], {}):
+            values[dotted] = value
+    return values
+
+
+def plan_as_json(report: PlanReport) -> dict[str, Any]:
+    spec, memory = report.spec, report.memory
+    found = [(row, row.planned.found) for row in report.rows]
+    return {
+        "ok": True,
+        "file": str(spec.path),
+        "target": report.plan.toolchain.target,
+        "toolchain": dict(report.plan.toolchain.versions),
+        "cache_dir": str(report.choice.root),
+        "programs": [
+            {
+                "name": row.planned.name,
+                "key": row.planned.key,
+                "cache": row.cache,
+                "reason": state.reason if isinstance(state, Corrupt) else None,
+                **asdict(row.cost),
+                "compile_s": row.compile_s,
+                "compile_s_from": row.compile_s_from,
+            }
+            for row, state in found
+        ],
+        "memory_per_rank": {
+            **asdict(memory),
+            "total_bytes": memory.total_bytes,
+            "available_bytes": report.available_bytes,
+        },
+        "kv_cache": {
+            "num_blocks": spec.num_kv_blocks,
+            "block_size": spec.block_size,
+            "requests_at_max_model_len": report.kv_requests,
+            "tokens": report.kv_tokens,
+        },
+        "to_compile": {
+            "programs": len(report.missing),
+            "compile_s": report.compile_s,
+            "estimated_from": report.times.num_recorded if report.times else 0,
+        },
+        "defaults": defaults_of(spec),
+        "warnings": _present(memory_warning(spec, memory, report.available_bytes)),
+        "hints": _present(padding_hint(spec)),
+    }
+
+
+def _present(text: str | None) -> list[str]:
+    return [] if text is None else [text]
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _free(available: int) -> str:
+    return human_bytes(available) if available else "unknown"
+
+
+def _exact(num_bytes: int) -> str:
+    return f"{num_bytes} bytes ({human_bytes(num_bytes)})"
+
+
+def human(count: float) -> str:
+    """1140000000000 -> 1.14T."""
+    value, unit = _scaled(count, 1000, ("", "k", "M", "G", "T", "P"))
+    return f"{value:.3g}{unit}"
+
+
+def human_bytes(count: float) -> str:
+    value, unit = _scaled(count, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
+    return f"{value:.1f} {unit}"
+
+
+def _scaled(value: float, step: int, units: tuple[str, ...]) -> tuple[float, str]:
+    for unit in units[:-1]:
+        if value < step:
+            return value, unit
+        value /= step
+    return value, units[-1]
