@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nxbucket.serve.engine_args import check_platform, locked_args, prepare_environment
+from nxbucket.serve.engine_args import (
+    check_platform,
+    fetch_model,
+    locked_args,
+    prepare_environment,
+)
 from nxbucket.serve.served import Served, resolve
 from nxbucket.toolkit.errors import UsageError
 from nxbucket.toolkit.refusals import refused_serve_argument
@@ -24,6 +29,7 @@ def serve(path: Path, vllm_args: list[str]) -> None:
     spec, served = resolve(path)
     refuse_overrides(vllm_args)
     served.verified_manifests()
+    fetch_model(spec)
     prepare_environment()
     with tempfile.TemporaryDirectory(prefix="nxbucket-metrics-") as metrics_dir:
         # Fresh for every run, and set before anything imports prometheus_client.

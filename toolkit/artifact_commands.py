@@ -71,6 +71,8 @@ def compile(
         spec = load_spec(model_file(model_yaml))
         for note in spec.notes:
             output.print_note(note)
+        if spec.model_commit is not None:
+            output.print_note(f"{spec.model} at commit {spec.model_commit}")
         choice = choose_cache(spec.artifacts.cache)
         cache, compiler = ArtifactCache(choice.root), compiler_for(spec)
         output.print_note(f"cache {choice.root} ({choice.origin})")
@@ -112,7 +114,7 @@ def _print_report(
     report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float, as_json: bool
 ) -> None:
     if as_json:
-        output.print_json(_report_json(report, choice, wall_s))
+        output.print_json(_report_json(report, spec, choice, wall_s))
         return
     rows = [("program", "status", "seconds", "bytes", "key")]
     for o in report.outcomes:
@@ -133,11 +135,18 @@ def _print_report(
         return
     for name in report.changed:
         output.print_note(f"{name}: its bytes are new, and the lock names them now")
+    before, now = report.previous_commit, spec.model_commit
+    if before is not None and now is not None and before != now:
+        output.print_note(
+            f"{spec.model}: {before[:12]} -> {now[:12]}; the lock names the new commit"
+        )
     state = "written" if report.lock_written else "unchanged"
     output.print_note(f"{report.lock_file} {state}; {len(rows) - 1} programs in {wall_s:.1f} s")
 
 
-def _report_json(report: "BuildReport", choice: "CacheChoice", wall_s: float) -> dict[str, Any]:
+def _report_json(
+    report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float
+) -> dict[str, Any]:
     return {
         "ok": not report.failed,
         "target": report.toolchain.target,
@@ -145,6 +154,8 @@ def _report_json(report: "BuildReport", choice: "CacheChoice", wall_s: float) ->
         "cache_dir": str(choice.root),
         "lock": str(report.lock_file),
         "lock_written": report.lock_written,
+        "model_commit": spec.model_commit,
+        "previous_commit": report.previous_commit,
         "changed": report.changed,
         "wall_s": round(wall_s, 3),
         "programs": [

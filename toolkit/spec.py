@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import SpecError
+from nxbucket.toolkit.model_folder import CommitOf, ask_the_hub
 from nxbucket.toolkit.spec_reader import read_values
 from nxbucket.toolkit.yaml_source import read_yaml
 
@@ -64,6 +65,9 @@ class ArtifactLocations(_Frozen):
 class DeploySpec(_Frozen):
     path: Path
     model: str
+    model_dir: Path
+    """The folder with config.json. A hub id's is in the hub's cache; its weights come when a server
+    asks for them."""
     revision: str | None = None
     target: str
     dtype: Dtype
@@ -80,14 +84,12 @@ class DeploySpec(_Frozen):
     artifacts: ArtifactLocations = ArtifactLocations()
     serve: dict[str, Any] = {}
     architecture: Architecture
+    model_commit: str | None = None
+    """Of a hub id: the commit that `revision` is. None for a folder."""
     defaulted: frozenset[str] = frozenset()
     """Dotted keys left to their default."""
     notes: tuple[str, ...] = ()
     """What a person should know and need not mend."""
-
-    @property
-    def model_dir(self) -> Path:
-        return self.path.parent / self.model
 
     @property
     def effective_max_num_batched_tokens(self) -> int:
@@ -110,7 +112,7 @@ class DeploySpec(_Frozen):
 
         The same on every host: a cache below the file's folder stays relative to it.
         """
-        own = {"path", "architecture", "defaulted", "notes"}
+        own = {"path", "model_dir", "model_commit", "architecture", "defaulted", "notes"}
         config = self.model_dump(mode="json", exclude=own)
         config["num_gpu_blocks_override"] = self.num_kv_blocks
         if (cache := self.artifacts.cache) is not None:
@@ -121,15 +123,16 @@ class DeploySpec(_Frozen):
         return config
 
 
-def load_spec(path: Path) -> DeploySpec:
+def load_spec(path: Path, commit_of: CommitOf = ask_the_hub) -> DeploySpec:
     """Raises SpecError with every problem of model.yaml and config.json found in one run.
 
     A file that is not there or is a directory is a UsageError, one that may not be read an
-    EnvironmentProblem.
+    EnvironmentProblem, and so is a hub that cannot be reached. A server, whose lock names the
+    commit of a hub id, gives `commit_of`, and then the hub decides nothing.
     """
     file = path.absolute()
     document = read_yaml(file)
-    values, problems = read_values(document)
+    values, problems = read_values(document, commit_of)
     if problems:
         raise SpecError(document.placed(problems))
     return DeploySpec.model_validate(values)
