@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
 from nxbucket.toolkit.errors import CompileError, UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,13 @@ CacheDir = Annotated[
 ]
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "nxbucket compile --dry-run",
+        "nxbucket compile model.yaml",
+        "nxbucket compile model.yaml --jobs 4 --timeout-s 3600 --json",
+    )
+)
 def compile(
     model_yaml: ModelFile = None,
     jobs: Annotated[
@@ -175,7 +181,13 @@ def _report_json(
     }
 
 
-@cache_app.command("ls")
+@cache_app.command(
+    "ls",
+    epilog=examples(
+        "nxbucket cache ls",
+        "nxbucket cache ls --json | jq '.entries[] | select(.compile_s > 60)'",
+    ),
+)
 def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """List the entries, without reading the blobs."""
     with output.errors_as_json(as_json):
@@ -204,7 +216,7 @@ def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
         output.print_table(rows)
 
 
-@cache_app.command("show")
+@cache_app.command("show", epilog=examples("nxbucket cache show 3f9a"))
 def cache_show(
     key: Annotated[str, typer.Argument(help="A key, or its first digits.")],
     cache_dir: CacheDir = None,
@@ -227,7 +239,10 @@ def cache_show(
         output.print_json({"ok": True, "key": matching[0], **json.loads(entry.to_json())})
 
 
-@cache_app.command("verify")
+@cache_app.command(
+    "verify",
+    epilog=examples("nxbucket cache verify", "nxbucket cache verify --cache-dir /srv/nxbucket"),
+)
 def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """Check every entry, and size and sha256 of every blob. Exit 1 if anything is wrong."""
     with output.errors_as_json(as_json):

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import artifact_commands, output, serving_commands, setup_commands
-from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
 from nxbucket.toolkit.environment import unknown_variables
 from nxbucket.toolkit.errors import NxbucketError
 
@@ -68,11 +68,10 @@ def _root(
 
 
 @app.command(
-    epilog="""\b
-Examples:
-  nxbucket validate
-  nxbucket validate prod/model.yaml --json
-"""
+    epilog=examples(
+        "nxbucket validate",
+        "nxbucket validate prod/model.yaml --json | jq .config.neuron_config",
+    )
 )
 def validate(model_yaml: ModelFile = None, as_json: Json = False) -> None:
     """Check a model file and print the effective configuration."""

@@ -47,9 +47,17 @@ def fetch_config(model: str, revision: str | None) -> Snapshot:
         if (cached / CONFIG).is_file():
             return Snapshot(cached, revision)
     with _hub_errors(model, revision):
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-        folder = Path(hf_hub_download(model, CONFIG, revision=revision)).parent
+        try:
+            _ask_for(model, CONFIG, revision)
+        except Exception as err:
+            cached = try_to_load_from_cache(model, CONFIG, revision=revision)
+            if _is_an_answer(err) or not isinstance(cached, str):
+                raise
+            folder = Path(cached).parent
+        else:
+            folder = Path(hf_hub_download(model, CONFIG, revision=revision)).parent
         return Snapshot(folder, folder.name)
 
 
@@ -72,8 +80,23 @@ def fetch_checkpoint(model: str, commit: str) -> Path:
         # Without network an incomplete folder is handed out too: asking for a file that it lacks
         # raises the reason.
         for name in _missing_weights(folder):
+            _ask_for(model, name, commit)
             hf_hub_download(model, name, revision=commit)
         return folder
+
+
+def _ask_for(model: str, name: str, revision: str | None) -> None:
+    """Raises what hf_hub_download would, but at once: that one tries for half a minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    get_hf_file_metadata(hf_hub_url(model, name, revision=revision))
+
+
+def _is_an_answer(err: Exception) -> bool:
+    """The hub says that there is no such revision or file: what the cache has is no substitute."""
+    from huggingface_hub import errors
+
+    return isinstance(err, errors.RevisionNotFoundError | errors.RemoteEntryNotFoundError)
 
 
 def _snapshot_folder(model: str, commit: str) -> Path:
@@ -106,7 +129,7 @@ def _hub_errors(model: str, revision: str | None) -> Iterator[None]:
             hint="pip install huggingface_hub, or download the model and give its folder",
         ) from err
     # httpx in some releases, httpx2 in others.
-    any_http_error = HfHubHTTPError.__bases__[0]
+    any_http_error: type[BaseException] = HfHubHTTPError.__bases__[0]
     try:
         yield
     except (OSError, HFValidationError, any_http_error) as err:

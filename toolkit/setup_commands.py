@@ -6,21 +6,21 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import DEFAULT_MODEL_FILE, Json, ModelFile
+from nxbucket.toolkit.arguments import DEFAULT_MODEL_FILE, Json, ModelFile, examples
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command(
-    epilog="""\b
-Examples:
-  nxbucket init ./models/llama-3.2-1b
-  nxbucket init meta-llama/Llama-3.2-1B --output llama.yaml
-"""
+    epilog=examples(
+        "nxbucket init ./models/llama-3.2-1b",
+        "nxbucket init meta-llama/Llama-3.2-1B --output llama.yaml",
+    )
 )
 def init(
     model: Annotated[
-        str, typer.Argument(help="A folder with config.json, or a hub id (org/name).")
+        str,
+        typer.Argument(metavar="MODEL", help="A folder with config.json, or a hub id (org/name)."),
     ],
     file: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
         DEFAULT_MODEL_FILE
@@ -55,11 +55,10 @@ def init(
 
 
 @app.command(
-    epilog="""\b
-Examples:
-  nxbucket doctor
-  nxbucket doctor model.yaml --json | jq '.checks[] | select(.status != "ok")'
-"""
+    epilog=examples(
+        "nxbucket doctor",
+        "nxbucket doctor model.yaml --json | jq '.checks[] | select(.status != \"ok\")'",
+    )
 )
 def doctor(model_yaml: ModelFile = None, as_json: Json = False) -> None:
     """Look for what would keep this host from compiling and serving, and say how to mend it.
