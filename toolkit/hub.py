@@ -43,9 +43,9 @@ def fetch_config(model: str, revision: str | None) -> Snapshot:
     that is in the cache is not asked for. Raises ModelLookupError or EnvironmentProblem.
     """
     if revision is not None and _COMMIT.fullmatch(revision):
-        cached = _snapshot_folder(model, revision)
-        if (cached / CONFIG).is_file():
-            return Snapshot(cached, revision)
+        pinned = _snapshot_folder(model, revision)
+        if (pinned / CONFIG).is_file():
+            return Snapshot(pinned, revision)
     with _hub_errors(model, revision):
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
