@@ -154,7 +154,8 @@ def _explained(err: BaseException, model: str, revision: str | None) -> Nxbucket
         return ModelLookupError(
             "hub-revision",
             f"{model} has no revision {revision} on {at}",
-            hint="give a branch, a tag or a full commit, or delete the line for the main branch",
+            hint="give a branch, a tag or a full commit, or delete the line for the main branch; a "
+            "lock's commit that is gone from the hub: `nxbucket compile` pins today's",
             key="revision",
         )
     if isinstance(err, errors.RepositoryNotFoundError):
@@ -223,7 +224,9 @@ def _refused(model: str, at: str, status: int) -> NxbucketError:
 
 
 def _at(model: str, revision: str | None) -> str:
-    return model if revision is None else f"{model} at {revision[:12]}"
+    if revision is None:
+        return model
+    return f"{model} at {revision[:12] if _COMMIT.fullmatch(revision) else revision}"
 
 
 def _reason(err: BaseException) -> str:

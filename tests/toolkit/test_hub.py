@@ -1,19 +1,25 @@
 """Hub ids, as a person meets them: the real command against a hub on loopback."""
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hub_stand_in import GOOD_TOKEN, Hub, hub_stand_in
+from huggingface_hub.errors import HfHubHTTPError
 from servers import ROOT, python_path
 
 from fakes import TINY_LLAMA, model_folder
 from nxbucket.compile.lockfile import read_lock
 from nxbucket.toolkit import hub as hub_module
+from nxbucket.toolkit.errors import NxbucketError
 
 NULL_CLI = ROOT / "tests" / "null_cli.py"
 FILES = {
@@ -48,6 +54,11 @@ max_num_seqs: 1
 neuron_config: {num_batched_tokens_buckets: [32], num_seqs_buckets: [1]}
 artifacts: {cache: cache}
 """
+
+
+def http_error(status: int) -> Exception:
+    response: Any = SimpleNamespace(status_code=status, headers={}, request=None)
+    return HfHubHTTPError(str(status), response=response)
 
 
 def environment(folder: Path, url: str, **variables: str) -> dict[str, str]:
@@ -253,6 +264,29 @@ def test_no_network_and_no_cache_exits_3_after_the_files_own_problems(folder: Pa
     assert code == 1
     assert ":1:8: hub-unreachable: " in text
     assert ":2:13: block-size: " in text
+
+
+@pytest.mark.parametrize(
+    ("err", "code", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 3, "No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied"), 3, "cannot write org/tiny"),
+        (TimeoutError("timed out"), 3, "cannot be reached: timed out"),
+        (ConnectionResetError(errno.ECONNRESET, "reset by peer"), 3, "cannot be reached"),
+        (http_error(401), 1, "refuses the token"),
+        (http_error(403), 1, "refuses the token"),
+        (http_error(429), 3, "HTTP 429"),
+        (http_error(502), 3, "HTTP 502"),
+    ],
+)
+def test_each_failure_is_a_sentence_with_a_mend(err: Exception, code: int, text: str) -> None:
+    with (
+        pytest.raises(NxbucketError, match=re.escape(text)) as caught,
+        hub_module._hub_errors("org/tiny", None),
+    ):
+        raise err
+    assert caught.value.exit_code == code
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("status", [500, 503])
