@@ -79,6 +79,8 @@ class BuildReport:
     lock_written: bool
     changed: list[str]
     """Programs whose bytes are not those the previous lock named."""
+    previous_commit: str | None = None
+    """The commit of the hub id that the previous lock named."""
 
     @property
     def failed(self) -> list[Outcome]:
@@ -261,6 +263,7 @@ def _finish(spec: DeploySpec, toolchain: Toolchain, outcomes: list[Outcome]) -> 
         path,
         lock_written=write_lock(lock, path),
         changed=changed_programs(previous, lock, toolchain.target),
+        previous_commit=previous.model_commit if previous is not None else None,
     )
 
 

@@ -180,7 +180,7 @@ class ArtifactCache:
     def prepare(self) -> None:
         """Make the folders, or say why this cannot be a cache to write to."""
         with self._writing():
-            filesystem = _filesystem_type(self.root)
+            filesystem = filesystem_type(self.root)
             if filesystem in NETWORK_FILESYSTEMS:
                 raise CacheError(
                     f"{self.root} is on {filesystem}, where locks and renames are not reliable",
@@ -302,7 +302,7 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _filesystem_type(path: Path) -> str | None:
+def filesystem_type(path: Path) -> str | None:
     """The type of the mount that holds `path` (or its nearest existing parent)."""
     existing = next(p for p in (path, *path.parents) if p.exists()).resolve()
     try:

@@ -139,7 +139,26 @@ def make_lock(
         dict(toolchain),
         tuple(programs),
     )
-    return Lock(resolved, architecture, None, others)
+    return Lock(resolved, architecture, spec.model_commit, others)
+
+
+def locked_commit(lock: Lock, path: Path, model: str, revision: str | None) -> str:
+    """The commit a hub id was at when it was compiled: what a server serves, whatever came since.
+
+    Raises LockError if `lock` was made for another model.
+    """
+    locked = (lock.spec.get("model"), lock.spec.get("revision"))
+    if lock.model_commit is not None and locked == (model, revision):
+        return lock.model_commit
+    was = "a folder" if lock.model_commit is None else _model_at(*locked)
+    raise LockError(
+        f"{path} was made for {was}, and the model file says {_model_at(model, revision)}",
+        hint=f"nxbucket compile {path.with_suffix('.yaml')}",
+    )
+
+
+def _model_at(model: Any, revision: Any) -> str:
+    return str(model) if revision is None else f"{model} at {revision}"
 
 
 def lock_differences(lock: Lock, spec: DeploySpec) -> list[Difference]:
@@ -247,7 +266,8 @@ def _lock_from_json(raw: Any) -> Lock:
     _fields(raw["architecture"], Architecture)
     _fields(raw["architecture"]["rope"], Rope)
     Architecture.from_json(raw["architecture"])
-    _check(raw["model_commit"] is None or isinstance(raw["model_commit"], str), "`model_commit`")
+    commit = raw["model_commit"]
+    _check(commit is None or (isinstance(commit, str) and _is_commit(commit)), "`model_commit`")
     _check(isinstance(raw["targets"], dict), "`targets` is malformed")
     targets = {name: _target(value) for name, value in raw["targets"].items()}
     lock = Lock(raw["spec"], raw["architecture"], raw["model_commit"], targets)
@@ -294,6 +314,10 @@ def _fields(raw: Any, cls: type) -> None:
         isinstance(raw, dict) and set(raw) == wanted,
         f"{cls.__name__}: exactly the fields {', '.join(sorted(wanted))} are wanted",
     )
+
+
+def _is_commit(text: str) -> bool:
+    return len(text) == 40 and set(text) <= set("0123456789abcdef")
 
 
 def _is_size(value: Any) -> bool:

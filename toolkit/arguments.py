@@ -12,12 +12,17 @@ DEFAULT_MODEL_FILE = "model.yaml"
 ModelFile = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[MODEL_YAML]",
+        metavar="MODEL_YAML",
         help=f"The model file; {DEFAULT_MODEL_FILE} in the current directory when left out.",
         show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help text. \\b keeps its lines apart."""
+    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
 def model_file(given: Path | None) -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
 from nxbucket.toolkit.errors import CompileError, UsageError
 from nxbucket.toolkit.plan_commands import print_plan_of
 
@@ -33,7 +33,13 @@ CacheDir = Annotated[
 ]
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "nxbucket compile --dry-run",
+        "nxbucket compile model.yaml",
+        "nxbucket compile model.yaml --jobs 4 --timeout-s 3600 --json",
+    )
+)
 def compile(
     model_yaml: ModelFile = None,
     jobs: Annotated[
@@ -79,6 +85,8 @@ def compile(
         spec = load_spec(model_file(model_yaml))
         for note in spec.notes:
             output.print_note(note)
+        if spec.model_commit is not None:
+            output.print_note(f"{spec.model} at commit {spec.model_commit}")
         _check_checkpoint(spec)
         choice = choose_cache(spec.artifacts.cache)
         cache, compiler = ArtifactCache(choice.root), compiler_for(spec)
@@ -108,7 +116,7 @@ def _print_report(
     report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float, as_json: bool
 ) -> None:
     if as_json:
-        output.print_json(_report_json(report, choice, wall_s))
+        output.print_json(_report_json(report, spec, choice, wall_s))
         return
     rows = [("program", "status", "seconds", "bytes", "key")]
     for o in report.outcomes:
@@ -129,11 +137,18 @@ def _print_report(
         return
     for name in report.changed:
         output.print_note(f"{name}: its bytes are new, and the lock names them now")
+    before, now = report.previous_commit, spec.model_commit
+    if before is not None and now is not None and before != now:
+        output.print_note(
+            f"{spec.model}: {before[:12]} -> {now[:12]}; the lock names the new commit"
+        )
     state = "written" if report.lock_written else "unchanged"
     output.print_note(f"{report.lock_file} {state}; {len(rows) - 1} programs in {wall_s:.1f} s")
 
 
-def _report_json(report: "BuildReport", choice: "CacheChoice", wall_s: float) -> dict[str, Any]:
+def _report_json(
+    report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float
+) -> dict[str, Any]:
     return {
         "ok": not report.failed,
         "target": report.toolchain.target,
@@ -141,6 +156,8 @@ def _report_json(report: "BuildReport", choice: "CacheChoice", wall_s: float) ->
         "cache_dir": str(choice.root),
         "lock": str(report.lock_file),
         "lock_written": report.lock_written,
+        "model_commit": spec.model_commit,
+        "previous_commit": report.previous_commit,
         "changed": report.changed,
         "wall_s": round(wall_s, 3),
         "programs": [
@@ -160,7 +177,13 @@ def _report_json(report: "BuildReport", choice: "CacheChoice", wall_s: float) ->
     }
 
 
-@cache_app.command("ls")
+@cache_app.command(
+    "ls",
+    epilog=examples(
+        "nxbucket cache ls",
+        "nxbucket cache ls --json | jq '.entries[] | select(.compile_s > 60)'",
+    ),
+)
 def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """List the entries, without reading the blobs."""
     with output.errors_as_json(as_json):
@@ -189,7 +212,7 @@ def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
         output.print_table(rows)
 
 
-@cache_app.command("show")
+@cache_app.command("show", epilog=examples("nxbucket cache show 3f9a"))
 def cache_show(
     key: Annotated[str, typer.Argument(help="A key, or its first digits.")],
     cache_dir: CacheDir = None,
@@ -212,7 +235,10 @@ def cache_show(
         output.print_json({"ok": True, "key": matching[0], **json.loads(entry.to_json())})
 
 
-@cache_app.command("verify")
+@cache_app.command(
+    "verify",
+    epilog=examples("nxbucket cache verify", "nxbucket cache verify --cache-dir /srv/nxbucket"),
+)
 def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """Check every entry, and size and sha256 of every blob. Exit 1 if anything is wrong."""
     with output.errors_as_json(as_json):

@@ -7,18 +7,22 @@ never pay for torch or vLLM.
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
-from nxbucket.toolkit import artifact_commands, output, plan_commands, serving_commands
-from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit import (
+    artifact_commands,
+    output,
+    plan_commands,
+    serving_commands,
+    setup_commands,
+)
+from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
+from nxbucket.toolkit.environment import unknown_variables
 from nxbucket.toolkit.errors import NxbucketError
-from nxbucket.toolkit.refusals import nearest
 
-ENVIRONMENT = ("NXBUCKET_ACTIVE", "NXBUCKET_CACHE_DIR", "NXBUCKET_DEBUG")
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE: what any Unix filter ends with when its reader has gone."""
@@ -38,7 +42,6 @@ app = typer.Typer(
     help="Compile LLM bucket programs ahead of time, and serve from them.",
     epilog=_EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     # Rich help costs a rich import per call and reads [brackets] as markup.
     rich_markup_mode=None,
@@ -48,6 +51,7 @@ app = typer.Typer(
 app.add_typer(artifact_commands.app)
 app.add_typer(plan_commands.app)
 app.add_typer(serving_commands.app)
+app.add_typer(setup_commands.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,7 +74,12 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "nxbucket validate",
+        "nxbucket validate prod/model.yaml --json | jq .config.neuron_config",
+    )
+)
 def validate(model_yaml: ModelFile = None, as_json: Json = False) -> None:
     """Check a model file and print the effective configuration."""
     with output.errors_as_json(as_json):
@@ -82,14 +91,6 @@ def validate(model_yaml: ModelFile = None, as_json: Json = False) -> None:
             output.print_json(spec_as_json(spec))
         else:
             print_spec(spec)
-
-
-def _warn_unknown_environment(environ: Mapping[str, str]) -> None:
-    for name in sorted(environ):
-        if name.startswith("NXBUCKET_") and name not in ENVIRONMENT:
-            near = nearest(name, ENVIRONMENT)
-            ending = f"; did you mean {near}?" if near else f"; known: {', '.join(ENVIRONMENT)}"
-            output.print_warning(f"unknown environment variable {name}{ending}")
 
 
 def _split_at_double_dash(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -108,7 +109,8 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        _warn_unknown_environment(os.environ)
+        for sentence in unknown_variables(os.environ):
+            output.print_warning(sentence)
         try:
             ours, passed_on = _split_at_double_dash(sys.argv[1:])
             app(ours, prog_name="nxbucket", obj=passed_on)

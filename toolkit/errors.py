@@ -5,6 +5,7 @@
     ├── EnvironmentProblem            exit 3: a tool, package or permission this host lacks
     ├── SpecError                     the model file; carries every Problem found in it
     ├── ModelError                    config.json or the weight files
+    │   └── ModelLookupError          no such folder, or the hub does not hand the model out
     ├── CacheError                    the artifact cache
     ├── LockError                     model.lock
     ├── CompileError                  one or more programs did not compile
@@ -50,6 +51,15 @@ class EnvironmentProblem(NxbucketError):
 
 class ModelError(NxbucketError):
     code = "model"
+
+
+class ModelLookupError(ModelError):
+    """`problem_code` is a Problem's; `key` is the key of model.yaml that asked."""
+
+    def __init__(self, code: str, message: str, *, hint: str, key: str = "model") -> None:
+        super().__init__(message, hint=hint)
+        self.problem_code = code
+        self.key = key
 
 
 class CacheError(NxbucketError):

@@ -41,6 +41,10 @@ def print_warning(text: str) -> None:
     print(f"{_mark('warning:', _YELLOW, sys.stderr)} {text}", file=sys.stderr)
 
 
+def print_hint(text: str) -> None:
+    print(f"{_mark('hint:', _CYAN, sys.stderr)} {text}", file=sys.stderr)
+
+
 def print_indented(text: str) -> None:
     """Somebody else's words, such as the end of a compiler's log."""
     for line in text.splitlines():

@@ -6,24 +6,34 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "nxbucket serve",
+        "nxbucket serve model.yaml -- --port 8000 --api-key secret",
+    )
+)
 def serve(context: typer.Context, model_yaml: ModelFile = None) -> None:
     """Start vLLM's OpenAI server, bound to the artifacts that model.lock names.
 
-    It never compiles. What stands after `--` goes to `vllm serve`:
-    nxbucket serve model.yaml -- --port 8000
+    It never compiles. The weights of a hub id are fetched at the commit that the lock names. What
+    stands after `--` goes to `vllm serve`.
     """
     from nxbucket.serve.launcher import serve as serve_lock
 
     serve_lock(model_file(model_yaml), context.obj or [])
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        'nxbucket generate --prompt "Four score"',
+        'nxbucket generate model.yaml --prompt "Four score" --max-tokens 40 --json',
+    )
+)
 def generate(
     prompt: Annotated[str, typer.Option("--prompt", help="The text to continue.")],
     model_yaml: ModelFile = None,

@@ -12,11 +12,14 @@ between its server and its `LLM` class:
     block_size                  32
     num_gpu_blocks_override     max_num_seqs requests of max_model_len, and vLLM's null block
     enable_prefix_caching       true
-    async_scheduling            null: on where the executor overlaps
+    async_scheduling            on where the executor overlaps
     num_batched_tokens_buckets  powers of two from 128, closed by
                                 min(max_num_batched_tokens, max_model_len)
     num_seqs_buckets            powers of two from 1, closed by max_num_seqs
-    compiler                    optlevel 1, auto_cast none
+    optlevel                    1
+    auto_cast                   none
+    march                       the compiling host's level
+    cache                       the user's cache folder
 
 Keys follow vLLM and AWS, so a line can be pasted. `enable_chunked_prefill` may be given and must be
 true of what we do anyway: it changes no program and is not part of the spec.
@@ -30,6 +33,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import SpecError
+from nxbucket.toolkit.model_folder import CommitOf, ask_the_hub
 from nxbucket.toolkit.spec_reader import read_values
 from nxbucket.toolkit.yaml_source import read_yaml
 
@@ -42,9 +46,17 @@ class _Frozen(BaseModel):
 
 class NeuronConfig(_Frozen):
     num_batched_tokens_buckets: tuple[int, ...]
+    """Prefill programs, in tokens per step: one is compiled for each entry. Ascends strictly and
+    ends in min(max_num_batched_tokens, max_model_len)."""
     num_seqs_buckets: tuple[int, ...]
+    """Decode programs, in sequences per step: one is compiled for each entry. Ascends strictly and
+    ends in max_num_seqs."""
     kv_segment_size_buckets: tuple[int, ...] | None = None
+    """One value: the KV cache is read this many tokens at a time, so that temporaries do not grow
+    with max_model_len. A multiple of block_size; null reads it in one piece."""
     decode_context_length_buckets: tuple[int, ...] | None = None
+    """A second axis of the decode programs: context lengths in tokens, ascending, below
+    max_model_len, which is always there. Multiples of block_size; null compiles none."""
 
     @property
     def kv_segment_size(self) -> int | None:
@@ -53,45 +65,72 @@ class NeuronConfig(_Frozen):
 
 class CompilerOptions(_Frozen):
     optlevel: int = 1
+    """neuronx-cc's optimisation level, 1 to 3."""
     auto_cast: str = "none"
+    """What neuronx-cc may cast to a narrower type: none, matmult or all."""
     lnc: int | None = None
+    """Physical cores per logical core on trn2 and later, 1 or 2."""
     flags: tuple[str, ...] = ()
+    """More arguments for neuronx-cc, each in quotes."""
     march: str | None = None
+    """The x86-64 level that target cpu compiles for: x86-64-v3 (AVX2) or x86-64-v4 (AVX-512). A
+    server runs the best level that its lock has and its processor knows."""
 
 
 class ArtifactLocations(_Frozen):
     cache: Path | None = None
-    """Absolute; a relative path in the file is relative to the file."""
+    """The cache folder; a relative path starts at this file. NXBUCKET_CACHE_DIR wins over it."""
     remote: str | None = None
+    """Not yet. A shared store, `s3://bucket/prefix` or a folder."""
 
 
 class DeploySpec(_Frozen):
     path: Path
     model: str
+    """The folder of a Hugging Face checkpoint (a relative path starts at this file), or a hub id,
+    org/name. A folder of that name wins over a hub id. Required."""
+    model_dir: Path
+    """The folder with config.json. A hub id's is in the hub's cache; its weights come when a server
+    asks for them."""
     revision: str | None = None
+    """Of a hub id: a branch, a tag or a commit. `compile` writes the commit that it is into the
+    lock, and a server fetches that commit, whatever the branch has become."""
     target: str
+    """What the programs are compiled for. Today: cpu."""
     dtype: Dtype
+    """Of weights, KV cache and arithmetic: float32, bfloat16 or float16. Weights stored in another
+    type are converted when they are loaded."""
     tensor_parallel_size: int
+    """Ranks that share the model. Today: 1."""
     max_model_len: int
+    """The longest request, prompt and answer together, in tokens."""
     max_num_seqs: int
+    """The most requests that run at the same time."""
     max_num_batched_tokens: int
+    """The most prompt tokens in one step; a longer prompt is read in chunks. At least
+    max_num_seqs."""
     block_size: int
+    """Tokens per block of the KV cache. On target cpu a multiple of 32."""
     num_gpu_blocks_override: int | None
+    """Blocks of the KV cache, vLLM's null block among them. Part of every program's shape, so it is
+    never taken from a host's free memory."""
     enable_prefix_caching: bool
+    """Requests with the same beginning share its blocks of the KV cache."""
     async_scheduling: bool | None
+    """The scheduler prepares a step while the one before it runs."""
     neuron_config: NeuronConfig
     compiler: CompilerOptions = CompilerOptions()
     artifacts: ArtifactLocations = ArtifactLocations()
     serve: dict[str, Any] = {}
+    """Further arguments of `vllm serve`, under their names with _ or -. What would change a
+    program's shape is refused, with the key to edit."""
     architecture: Architecture
+    model_commit: str | None = None
+    """Of a hub id: the commit that `revision` is. None for a folder."""
     defaulted: frozenset[str] = frozenset()
     """Dotted keys left to their default."""
     notes: tuple[str, ...] = ()
     """What a person should know and need not mend."""
-
-    @property
-    def model_dir(self) -> Path:
-        return self.path.parent / self.model
 
     @property
     def effective_max_num_batched_tokens(self) -> int:
@@ -114,7 +153,7 @@ class DeploySpec(_Frozen):
 
         The same on every host: a cache below the file's folder stays relative to it.
         """
-        own = {"path", "architecture", "defaulted", "notes"}
+        own = {"path", "model_dir", "model_commit", "architecture", "defaulted", "notes"}
         config = self.model_dump(mode="json", exclude=own)
         config["num_gpu_blocks_override"] = self.num_kv_blocks
         if (cache := self.artifacts.cache) is not None:
@@ -125,15 +164,16 @@ class DeploySpec(_Frozen):
         return config
 
 
-def load_spec(path: Path) -> DeploySpec:
+def load_spec(path: Path, commit_of: CommitOf = ask_the_hub) -> DeploySpec:
     """Raises SpecError with every problem of model.yaml and config.json found in one run.
 
     A file that is not there or is a directory is a UsageError, one that may not be read an
-    EnvironmentProblem.
+    EnvironmentProblem, and so is a hub that cannot be reached. A server, whose lock names the
+    commit of a hub id, gives `commit_of`, and then the hub decides nothing.
     """
     file = path.absolute()
     document = read_yaml(file)
-    values, problems = read_values(document)
+    values, problems = read_values(document, commit_of)
     if problems:
         raise SpecError(document.placed(problems))
     return DeploySpec.model_validate(values)

@@ -12,8 +12,9 @@ from nxbucket.toolkit.buckets import (
     get_default_num_seqs_buckets,
     show,
 )
-from nxbucket.toolkit.errors import Problem, SpecError
+from nxbucket.toolkit.errors import EnvironmentProblem, ModelLookupError, Problem, SpecError
 from nxbucket.toolkit.long_context import check_context_lengths, check_kv_segment_sizes
+from nxbucket.toolkit.model_folder import CommitOf, FoundModel, ask_the_hub, find_model
 from nxbucket.toolkit.refusals import (
     argument_name,
     is_vllm_key_that_holds,
@@ -48,22 +49,37 @@ KEYS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def read_values(document: Document) -> tuple[dict[str, Any], list[Problem]]:
-    """DeploySpec's fields, complete where no problem was found."""
+def read_values(
+    document: Document, commit_of: CommitOf = ask_the_hub
+) -> tuple[dict[str, Any], list[Problem]]:
+    """DeploySpec's fields, complete where no problem was found.
+
+    Raises EnvironmentProblem if the hub is asked, cannot be reached, and nothing else is wrong.
+    """
     problems = [*document.problems]
     top = Section(document.root, document.file, "", problems)
-    values = _SpecReader(top, document.file, problems).read()
+    reader = _SpecReader(top, document.file, problems, commit_of)
+    values = reader.read()
+    if (unreachable := reader.unreachable) is not None:
+        if not problems:
+            raise unreachable
+        top.report("model", "hub-unreachable", unreachable.message, unreachable.hint or "")
     return values, problems
 
 
 class _SpecReader:
     """Reads section by section into one list of problems."""
 
-    def __init__(self, top: Section, file: Path, problems: list[Problem]) -> None:
+    def __init__(
+        self, top: Section, file: Path, problems: list[Problem], commit_of: CommitOf
+    ) -> None:
         self._top = top
         self._file = file
         self._problems = problems
+        self._commit_of = commit_of
         self._notes: list[str] = []
+        self._found: FoundModel | None = None
+        self.unreachable: EnvironmentProblem | None = None
 
     def read(self) -> dict[str, Any]:
         top = self._top
@@ -71,12 +87,15 @@ class _SpecReader:
         sections = {name: top.child(name) for name in ("neuron_config", "compiler", "artifacts")}
         for name, section in sections.items():
             self._check_keys(section, name)
-        config = self._read_model()
+        revision = top.string("revision", None)
+        config = self._read_model(revision)
         positions = None if config is None else config.max_position_embeddings
         values: dict[str, Any] = {
             "path": self._file,
             "model": self._model,
-            "revision": top.string("revision", None),
+            "revision": revision,
+            "model_commit": None if self._found is None else self._found.commit,
+            "model_dir": None if self._found is None else self._found.folder,
             "target": self._read_target(),
             "dtype": self._read_dtype(config),
             "tensor_parallel_size": self._read_tensor_parallel_size(),
@@ -131,41 +150,31 @@ class _SpecReader:
                 message = f"unknown key {show(section.dotted(key))}"
                 section.report_key(key, "unknown-key", message, unknown_key_hint(key, name, KEYS))
 
-    def _read_model(self) -> ModelConfig | None:
+    def _read_model(self, revision: str | None) -> ModelConfig | None:
         self._model = model = self._top.string("model", None)
         if model is None:
             if "model" not in self._top or "model" in self._top.defaulted:
-                message = "model is missing: the folder of a Hugging Face checkpoint"
-                problem = Problem(
-                    "model-missing", message, "add `model: <folder>`", self._file, key="model"
-                )
+                message = "model is missing: the folder of a Hugging Face checkpoint, or a hub id"
+                hint = "add `model: <folder>` or `model: org/name`"
+                problem = Problem("model-missing", message, hint, self._file, key="model")
                 self._problems.append(problem)
             return None
-        folder = self._file.parent / model
         try:
-            found = folder.is_dir()
-        except OSError:
-            found = False  # a name too long for the file system
-        if not found:
-            self._refuse_model(model, folder)
+            self._found = find_model(model, revision, self._file.parent, self._commit_of)
+            config = read_architecture(self._found.folder)
+        except ModelLookupError as err:
+            self._top.report(err.key, err.problem_code, err.message, err.hint or "")
             return None
-        try:
-            config = read_architecture(folder)
+        except EnvironmentProblem as err:
+            self.unreachable = err
+            return None
         except SpecError as err:
             self._problems += err.problems
             return None
+        if revision is not None and self._found.commit is None:
+            self._notes.append("revision: model is a folder, so the line changes nothing")
         self._notes += config.notes
         return config
-
-    def _refuse_model(self, model: str, folder: Path) -> None:
-        if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-            message = f"no folder {show(model)} beside this file; hub ids are not read yet"
-            hint = f"run `hf download {show(model)} --local-dir <folder>`, then `model: <folder>`"
-            self._top.report("model", "model-not-local", message, hint)
-        else:
-            message = f"no folder {show(str(folder), 300)}"
-            hint = "give the folder that holds config.json; relative paths start at this file"
-            self._top.report("model", "model-not-found", message, hint)
 
     def _read_target(self) -> str | None:
         target = self._top.choice("target", TARGETS, "cpu")

@@ -20,6 +20,7 @@ def spec_as_json(spec: DeploySpec) -> dict[str, Any]:
         "ok": True,
         "file": str(spec.path),
         "config": spec.resolved(),
+        "model_commit": spec.model_commit,
         "defaulted": sorted(spec.defaulted),
         "effective": {
             "max_num_batched_tokens": spec.effective_max_num_batched_tokens,
@@ -41,6 +42,8 @@ def _rows(spec: DeploySpec) -> Iterator[tuple[str, str, str]]:
                 yield f"serve.{name}", _shown(argument), "file"
         else:
             yield key, _shown(value), _origin(spec, key)
+        if key == "revision" and spec.model_commit is not None:
+            yield "  commit", spec.model_commit, "hub"
         if key == "max_num_batched_tokens":
             effective = spec.effective_max_num_batched_tokens
             if effective != spec.max_num_batched_tokens:

@@ -36,7 +36,7 @@ def attend(
     last: Tensor,
     end: Tensor,
     segment_blocks: int,
-    window: int | None,
+    window: int | None = None,
 ) -> Tensor:
     """Each row of `query` against the tokens up to its last one, at most `window` of them.
 

@@ -477,7 +477,7 @@ def test_a_network_filesystem_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filesystem: str
 ) -> None:
     # B88
-    monkeypatch.setattr(cache_module, "_filesystem_type", lambda _: filesystem)
+    monkeypatch.setattr(cache_module, "filesystem_type", lambda _: filesystem)
     with pytest.raises(CacheError, match=filesystem) as caught:
         ArtifactCache(tmp_path / "cache").prepare()
     assert "local disk" in str(caught.value.hint)

@@ -59,7 +59,7 @@ PROGRAM_FIELDS = {
 }  # fmt: skip
 REPORT_FIELDS = {
     "ok", "target", "toolchain", "cache_dir", "lock", "lock_written", "changed", "wall_s",
-    "programs",
+    "programs", "model_commit", "previous_commit",
 }  # fmt: skip
 
 

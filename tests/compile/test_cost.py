@@ -15,7 +15,7 @@ ARCHITECTURES = {
     "plain": ARCHITECTURE,
     "llama3": replace(ARCHITECTURE, rope=LLAMA3_ROPE),
     "tied": replace(ARCHITECTURE, tie_word_embeddings=True),
-    "bias": replace(ARCHITECTURE, attention_bias=True, mlp_bias=True),
+    "bias": replace(ARCHITECTURE, qkv_bias=True, o_bias=True, mlp_bias=True),
     "mha": replace(ARCHITECTURE, num_key_value_heads=4),
     "wide heads": replace(ARCHITECTURE, head_dim=16),
     "three layers": replace(ARCHITECTURE, num_hidden_layers=3),

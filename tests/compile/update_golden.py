@@ -57,7 +57,7 @@ def sample() -> dict[str, BucketProgram]:
     programs["decode-one"] = a_program("decode", 1)
     programs["prefill-bfloat16"] = a_program("prefill", 16, dtype="bfloat16")
     programs["decode-bfloat16"] = a_program("decode", 4, dtype="bfloat16")
-    segments = {"block_size": 4, "max_blocks": 7, "kv_segment_size": 8}
+    segments: dict[str, Any] = {"block_size": 4, "max_blocks": 7, "kv_segment_size": 8}
     programs["prefill-segments"] = a_program("prefill", 16, **segments)
     programs["decode-segments"] = a_program("decode", 4, **segments)
     programs["decode-segments-bfloat16"] = a_program("decode", 4, dtype="bfloat16", **segments)

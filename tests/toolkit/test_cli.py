@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from fakes import model_folder
 from nxbucket.toolkit import cli
@@ -252,3 +254,39 @@ def test_ctrl_c_at_the_keyboard_exits_130_without_a_traceback(folder: Path) -> N
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+def commands(group: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name, command in group.commands.items():
+        nested = hasattr(command, "commands")
+        found += commands(command, (*prefix, name)) if nested else [(*prefix, name)]
+    return found
+
+
+def test_every_command_has_examples_of_itself_in_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in commands(typer.main.get_command(cli.app)):
+        assert run(monkeypatch, *command, "--help") == 0
+        out = capsys.readouterr().out
+        examples = out.partition("Examples:\n")[2].splitlines()
+        assert examples, command
+        assert all(f"nxbucket {' '.join(command)}" in line for line in examples), out
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"), [("nxbucket doc", ["doctor"]), ("nxbucket cache v", ["verify"])]
+)
+def test_a_shell_completes_commands(folder: Path, words: str, completed: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from nxbucket.toolkit.cli import main; main()"],
+        env={
+            **os.environ,
+            "_NXBUCKET_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        },
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == completed

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -138,7 +139,7 @@ def test_a_wrong_limit_is_reported_once_and_not_blamed_on_the_lists(load: Load) 
 
 
 def on_neuron(**changes: int) -> Limits:
-    values = {"max_model_len": 16384, "block_size": 32, **changes}
+    values: dict[str, Any] = {"max_model_len": 16384, "block_size": 32, **changes}
     return Limits(Path("model.yaml"), frozenset(), target="trn2", **values)
 
 

@@ -387,7 +387,6 @@ def test_everything_wrong_is_reported_in_one_run_in_file_order(problems: Problem
 @pytest.mark.parametrize(
     ("model", "code"),
     [
-        ("org/name", "model-not-local"),
         ("./nope", "model-not-found"),
         ("model.yaml", "model-not-found"),
         ("x" * 5000, "model-not-found"),
@@ -396,7 +395,7 @@ def test_everything_wrong_is_reported_in_one_run_in_file_order(problems: Problem
         ("123", "wrong-type"),
     ],
 )
-def test_the_model_must_be_a_folder(tmp_path: Path, model: str, code: str) -> None:
+def test_the_model_must_be_a_folder_or_a_hub_id(tmp_path: Path, model: str, code: str) -> None:
     file = tmp_path / "model.yaml"
     file.write_text(f"model: {model}\n")
     with pytest.raises(SpecError) as caught:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nxbucket.compile.program import Phase
 from nxbucket.compile.programs import segments
 from nxbucket.serve.weights import load_weights
 from nxbucket.toolkit.architecture import read_architecture
@@ -36,7 +38,7 @@ def one_thread() -> Iterable[None]:
 
 
 class Model:
-    def __init__(self, folder: Path, dtype: str = "float32", **config: int) -> None:
+    def __init__(self, folder: Path, dtype: str = "float32", **config: Any) -> None:
         self.folder = write_checkpoint(folder, rope="llama3", **config)
         self.architecture = read_architecture(folder).architecture
         self.dtype = dtype
@@ -178,9 +180,7 @@ def test_bfloat16_in_segments_is_as_near_the_truth_as_in_one_piece(tmp_path: Pat
 # The attention itself
 
 
-def inputs_of_attend(
-    lengths: list[int], rows: int, blocks: int, filler: float
-) -> dict[str, Tensor]:
+def inputs_of_attend(lengths: list[int], rows: int, blocks: int, filler: float) -> dict[str, Any]:
     """Sequences of these lengths in blocks of 4, `filler` wherever there is no token."""
     generator = torch.Generator().manual_seed(sum(lengths))
     batch = len(lengths)
@@ -201,7 +201,7 @@ def inputs_of_attend(
     }
 
 
-def attended(given: dict[str, Tensor]) -> Tensor:
+def attended(given: dict[str, Any], window: int | None = None) -> Tensor:
     """The definition, one row at a time, in float64."""
     keys, values = given["keys"].double(), given["values"].double()
     out = torch.empty(given["query"].shape, dtype=torch.float64)
@@ -212,8 +212,9 @@ def attended(given: dict[str, Tensor]) -> Tensor:
         for h in range(kv_heads):
             for r in range(rows):
                 seen = int(given["last"][b, r]) + 1
-                scores = k[:seen, h] @ given["query"][b, h, r].double() / head_dim**0.5
-                out[b, h, r] = scores.softmax(0) @ v[:seen, h]
+                first = 0 if window is None else max(0, seen - window)
+                scores = k[first:seen, h] @ given["query"][b, h, r].double() / head_dim**0.5
+                out[b, h, r] = scores.softmax(0) @ v[first:seen, h]
     return out
 
 
@@ -223,14 +224,15 @@ def attended(given: dict[str, Tensor]) -> Tensor:
     rows=st.integers(1, 5),
     segment_blocks=st.integers(1, 7),
     filler=st.sampled_from([float("nan"), float("inf"), 1e30, 0.0]),
+    window=st.none() | st.integers(1, 30),
 )
 def test_attend_is_softmax_attention_over_what_each_row_sees(
-    lengths: list[int], rows: int, segment_blocks: int, filler: float
+    lengths: list[int], rows: int, segment_blocks: int, filler: float, window: int | None
 ) -> None:
     # Rows of one call end in different segments, so most see nothing in some of them.
     given = inputs_of_attend(lengths, rows, 7, filler)
-    out = segments.attend(**given, segment_blocks=segment_blocks)
-    torch.testing.assert_close(out.double(), attended(given), rtol=0, atol=1e-5)
+    out = segments.attend(**given, segment_blocks=segment_blocks, window=window)
+    torch.testing.assert_close(out.double(), attended(given, window), rtol=0, atol=1e-5)
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
@@ -266,8 +268,9 @@ def test_no_temporary_is_wider_than_a_segment() -> None:
     from nxbucket.compile.cpu import CpuCompiler
 
     # 97 blocks of 4, segments of 8 tokens.
-    for phase, size in (("prefill", 16), ("decode", 4)):
-        program = a_program(  # type: ignore[arg-type]
+    sizes: list[tuple[Phase, int]] = [("prefill", 16), ("decode", 4)]
+    for phase, size in sizes:
+        program = a_program(
             phase, size, block_size=4, max_blocks=97, num_kv_blocks=1001, kv_segment_size=8
         )
         exported = CpuCompiler("x86-64-v3").lower(program).payload

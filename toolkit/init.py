@@ -1,0 +1,177 @@
+"""`nxbucket init`: a commented model.yaml for a model, made from its config.json.
+
+It writes the keys a person wants to see first, with lists that fit the model. The text is checked,
+as by `nxbucket validate`, before it gets its name.
+"""
+
+import os
+from dataclasses import dataclass
+from math import ceil, prod
+from pathlib import Path
+
+from nxbucket.compile.programs.weights import weight_specs
+from nxbucket.toolkit.architecture import Architecture, ModelConfig, read_architecture
+from nxbucket.toolkit.errors import CacheError, UsageError
+from nxbucket.toolkit.hub import is_hub_id
+from nxbucket.toolkit.model_folder import find_model
+from nxbucket.toolkit.spec import DeploySpec, load_spec
+from nxbucket.toolkit.spec_reader import DTYPES, MAX_DEFAULT_MODEL_LEN
+
+MAX_NUM_SEQS = 8
+MAX_NUM_BATCHED_TOKENS = 2048
+BLOCK_SIZE = 32
+PREFILL_BUCKETS = (128, 512, 2048)
+"""Each four times the one before: at most three quarters of a step are padding."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_model_len: int
+    max_num_batched_tokens: int
+    dtype: str
+
+    @property
+    def prefill_buckets(self) -> list[int]:
+        last = min(self.max_num_batched_tokens, self.max_model_len)
+        return [*(size for size in PREFILL_BUCKETS if size < last), last]
+
+    @property
+    def decode_buckets(self) -> list[int]:
+        return [1 << n for n in range(MAX_NUM_SEQS.bit_length())]
+
+
+def write_model_file(model: str, output: Path, *, force: bool = False) -> DeploySpec:
+    """Raises UsageError if `output` is there and not `force`, or what `load_spec` does."""
+    output = output.absolute()
+    if output.exists() and not force:
+        raise UsageError(
+            f"{output} is there already",
+            hint="nxbucket init --force writes over it; --output names another file",
+        )
+    if not output.parent.is_dir():
+        raise UsageError(f"no folder {output.parent}", hint=f"mkdir -p {output.parent}")
+    named = _name_in_file(model, output.parent)
+    found = find_model(named, None, output.parent)
+    text = model_file_text(named, read_architecture(found.folder), found.commit)
+    staged = output.with_name(f".{os.getpid()}.{output.name}")
+    try:
+        staged.write_text(text)
+        spec = load_spec(staged)
+        staged.replace(output)
+    except OSError as err:
+        raise CacheError(
+            f"{output}: cannot be written: {err.strerror or err}",
+            hint="--output names a file in a folder you may write to",
+        ) from err
+    finally:
+        staged.unlink(missing_ok=True)
+    return spec.model_copy(update={"path": output})
+
+
+def _name_in_file(model: str, folder: Path) -> str:
+    """A folder is written relative to the file where it lies beside or below it."""
+    given = Path(model).expanduser()
+    if not given.is_dir():
+        return model
+    path = given.absolute()
+    if path.is_relative_to(folder):
+        return f"./{path.relative_to(folder)}"
+    return str(path) if given.is_absolute() else os.path.relpath(path, folder)
+
+
+def model_file_text(model: str, config: ModelConfig, commit: str | None) -> str:
+    limits = _limits(config)
+    arch = config.architecture
+    kv_blocks = MAX_NUM_SEQS * ceil(limits.max_model_len / BLOCK_SIZE)
+    kv_bytes = kv_blocks * BLOCK_SIZE * _kv_bytes_per_token(arch, limits.dtype)
+    is_hub = commit is not None and is_hub_id(model)
+    where = "on the hub; `compile` pins the commit in model.lock" if is_hub else "its folder"
+    programs = len(limits.prefill_buckets) + len(limits.decode_buckets)
+    rows = [
+        _row(f"model: {_quoted(model)}", where),
+        *(["# revision: main  # a branch, a tag or a commit"] if is_hub else []),
+        _row("target: cpu", "what the programs are compiled for"),
+        _row(f"dtype: {limits.dtype}", _dtype_comment(config)),
+        "",
+        "# The limits of the server. Every compiled shape follows from them.",
+        _row(
+            f"max_model_len: {limits.max_model_len}",
+            f"prompt and answer of one request, in tokens; the model's own limit is "
+            f"{config.max_position_embeddings}",
+        ),
+        _row(f"max_num_seqs: {MAX_NUM_SEQS}", "requests that run at the same time"),
+        _row(
+            f"max_num_batched_tokens: {limits.max_num_batched_tokens}",
+            "prompt tokens per step; a longer prompt is read in chunks",
+        ),
+        _row(f"block_size: {BLOCK_SIZE}", "tokens per KV cache block"),
+        f"# num_gpu_blocks_override: {kv_blocks + 1}  # KV blocks; left out: every request at "
+        "max_model_len,",
+        f"#                               which takes {_gib(kv_bytes)} here",
+        _row("enable_prefix_caching: true", "prompts with the same beginning share its blocks"),
+        "",
+        f"# One program is compiled for each entry, {programs} in all. A step runs in the smallest "
+        "one that",
+        "# holds it, padded up: more entries are less padding, and more to compile.",
+        "neuron_config:",
+        "  # Prefill, in tokens. The last entry is min(max_num_batched_tokens, max_model_len).",
+        f"  num_batched_tokens_buckets: {limits.prefill_buckets}",
+        "  # Decode, in sequences of one token each. The last entry is max_num_seqs.",
+        f"  num_seqs_buckets: {limits.decode_buckets}",
+        "",
+        "# Further arguments of `vllm serve`; what shapes programs is refused here.",
+        "# serve:",
+        "#   port: 8000",
+    ]
+    head = [
+        "# Next: nxbucket compile, then nxbucket serve. Every key is in docs/model-file.md.",
+        f"# {arch.family}, {arch.num_hidden_layers} layers, hidden size {arch.hidden_size}, "
+        f"{arch.num_attention_heads} heads over {arch.num_key_value_heads} for keys and values, "
+        f"about {_count(_num_weights(arch))} weights.",
+        "",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def _limits(config: ModelConfig) -> Limits:
+    length = min(config.max_position_embeddings, MAX_DEFAULT_MODEL_LEN)
+    # One request at a time is prefilled, so a step is never longer than a request.
+    budget = max(MAX_NUM_SEQS, min(MAX_NUM_BATCHED_TOKENS, length))
+    dtype = config.dtype if config.dtype in DTYPES else "float32"
+    return Limits(length, budget, dtype)
+
+
+def _dtype_comment(config: ModelConfig) -> str:
+    if config.dtype in DTYPES:
+        return "the checkpoint's"
+    named = "names none" if config.dtype is None else f"has {config.dtype}"
+    return f"float32, bfloat16 or float16; config.json {named}"
+
+
+def _row(line: str, comment: str) -> str:
+    return f"{line}  # {comment}"
+
+
+def _quoted(model: str) -> str:
+    plain = all(c.isalnum() or c in "./_-" for c in model)
+    return model if plain else '"' + model.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _kv_bytes_per_token(arch: Architecture, dtype: str) -> int:
+    item_bytes = 4 if dtype == "float32" else 2
+    return 2 * arch.num_hidden_layers * arch.num_key_value_heads * arch.head_dim * item_bytes
+
+
+def _num_weights(arch: Architecture) -> int:
+    return sum(prod(spec.shape) for spec in weight_specs(arch))
+
+
+def _count(number: int) -> str:
+    for size, name in ((10**9, "billion"), (10**6, "million")):
+        if number >= size:
+            return f"{number / size:.1f} {name}"
+    return str(number)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 1 << 28 else f"{num_bytes >> 20} MiB"
