@@ -8,7 +8,6 @@ is what a static shape computes: the whole block table, for every token.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.program import BucketProgram
@@ -103,6 +102,8 @@ class CompileTimes:
 
 def compile_times(recorded: Mapping[str, Manifest], target: str) -> CompileTimes | None:
     """From entries by key; None if `target` has none. An artifact is counted once."""
+    from statistics import median  # Imports decimal and random: not for a plan of hits.
+
     artifacts = {m.graph_key: m for m in recorded.values() if m.target == target}
     seconds = [
         (m.lower_s + m.compile_s) / layers

@@ -183,7 +183,7 @@ def test_a_rebuilt_artifact_with_the_same_bytes_leaves_the_lock_alone(bench: Ben
 
 def test_a_corrupt_input_entry_is_made_again_from_the_graph_s_artifact(bench: Bench) -> None:
     outcome = bench.build().outcomes[0]
-    bench.cache.entry_path(outcome.planned.key).write_text("{}")
+    bench.cache.entry_path(outcome.planned.key).write_text('{"format": 1}')
     report = bench.build()
     assert statuses(report) == {"prefill_s32": "reused", "decode_b1": "hit"}
     assert "missing or unknown fields" in (report.outcomes[0].detail or "")

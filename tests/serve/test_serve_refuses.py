@@ -81,7 +81,7 @@ def test_a_lock_of_another_model_file_names_the_keys_that_changed(
     model_file.write_text(text)
     status, message = refused(model_file, env=artifact_env)
     assert status == 1
-    assert "max_num_batched_tokens (128 -> 64)" in message
+    assert "max_num_batched_tokens: 128 -> 64" in message
     assert "num_batched_tokens_buckets" in message
 
 
