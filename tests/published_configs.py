@@ -36,10 +36,8 @@ PUBLISHED = [
     Published("codellama-7b", "codellama/CodeLlama-7b-hf", 6_738_546_688),
     Published("smollm2-135m", "HuggingFaceTB/SmolLM2-135M", 134_515_008),
     Published("yi-6b", "01-ai/Yi-6B", 6_061_035_520),
-    Published(
-        "deepseek-coder-1.3b", "deepseek-ai/deepseek-coder-1.3b-base", 1_346_471_936, "linear"
-    ),
-    Published("mistral-7b-v0.3", "mistralai/Mistral-7B-v0.3", 7_248_023_552, "mistral"),
-    Published("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B", 494_032_768, "qwen2"),
-    Published("qwen3-0.6b", "Qwen/Qwen3-0.6B", 596_049_920, "qwen3"),
+    Published("deepseek-coder-1.3b", "deepseek-ai/deepseek-coder-1.3b-base", 1_346_471_936),
+    Published("mistral-7b-v0.3", "mistralai/Mistral-7B-v0.3", 7_248_023_552),
+    Published("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B", 494_032_768),
+    Published("qwen3-0.6b", "Qwen/Qwen3-0.6B", 596_049_920),
 ]

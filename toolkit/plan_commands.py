@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, model_file
+from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
 from nxbucket.toolkit.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
@@ -15,7 +15,7 @@ app = typer.Typer(rich_markup_mode=None)
 PROGRAM_NAME = re.compile(r"(prefill|decode)_\w+")
 
 
-@app.command()
+@app.command(epilog=examples("nxbucket plan", "nxbucket plan model.yaml --json"))
 def plan(model_yaml: ModelFile = None, as_json: Json = False) -> None:
     """Print every program with its key, cost and state, and what serving will need.
 
@@ -46,7 +46,9 @@ def print_plan_of(file: Path, as_json: bool) -> None:
             print_plan(report)
 
 
-@app.command()
+@app.command(
+    epilog=examples("nxbucket explain", "nxbucket explain model.yaml prefill_s512 decode_b4")
+)
 def explain(
     words: Annotated[
         list[str] | None,
