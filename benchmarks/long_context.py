@@ -12,8 +12,9 @@ process loads the plan, prefills one prompt that nearly fills the context, and d
     first, last    processor time of the first and the last full chunk of the prompt
 
 Times are processor time on one thread: they hold on a machine that has other things to do, and more
-threads make them shorter by what the machine allows. The programs run without an engine around them, so memory is theirs. --engine also sends the prompt
-through vllm.LLM for the 32768-token plan in segments: it is served, and gives the same first token.
+threads shorten them by what the machine allows. The programs run without an engine around them, so
+memory is theirs. --engine also sends the prompt through vllm.LLM for the 32768-token plan in
+segments: it is served, and gives the same first token.
 """
 
 import argparse
