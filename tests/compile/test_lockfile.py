@@ -90,6 +90,7 @@ def test_a_lock_reads_back_exactly_in_another_process(spec: DeploySpec) -> None:
 
 sizes = st.lists(st.integers(1, 1 << 20), max_size=4, unique=True).map(sorted)
 texts = st.text(max_size=8)
+commits = st.text("0123456789abcdef", min_size=40, max_size=40)
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 
@@ -122,7 +123,7 @@ def targets(draw: st.DrawFn) -> LockedTarget:
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
 )
-@given(st.dictionaries(texts, targets(), max_size=2), st.none() | texts)
+@given(st.dictionaries(texts, targets(), max_size=2), st.none() | commits)
 def test_any_lock_reads_back_exactly(
     spec: DeploySpec, found: dict[str, LockedTarget], commit: str | None
 ) -> None:
@@ -320,6 +321,8 @@ def test_a_missing_field_of_a_program_is_an_error(spec: DeploySpec, name: str) -
         lambda raw: raw.update(format=1),
         lambda raw: raw.update(format=3),
         lambda raw: raw.update(format=True),
+        lambda raw: raw.update(model_commit="main"),
+        lambda raw: raw.update(model_commit="../" * 14),
         lambda raw: raw["spec"].update(dtype="bfloat16"),
         lambda raw: raw["architecture"].update(colour="red"),
         lambda raw: raw["architecture"].pop("vocab_size"),

@@ -47,6 +47,6 @@ def complete(url: str, prompt: str) -> str:
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         text: str = json.load(response)["choices"][0]["text"]
     return text

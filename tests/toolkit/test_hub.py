@@ -203,6 +203,41 @@ def test_a_cache_made_by_an_older_release_works_offline(folder: Path) -> None:
     assert fetch(folder, nowhere, commit, HF_HUB_OFFLINE="1").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("org/tiny", "org/other", "made for org/tiny, and the model file says org/other"),
+        ("revision: main", "revision: dev", "made for org/tiny at main, and the model file says"),
+        ("org/tiny", None, "no lock file"),
+    ],
+)
+def test_a_server_is_refused_without_asking_the_hub_if_the_lock_is_of_another_model(
+    hub: Hub, folder: Path, before: str, after: str | None, said: str
+) -> None:
+    file = folder / "model.yaml"
+    if "revision" in before:
+        file.write_text(f"{MODEL_FILE}{before}\n")
+    if after is not None:
+        assert run(folder, hub.url, "compile").returncode == 0
+        file.write_text(file.read_text().replace(before, after))
+    hub.requests.clear()
+    done = run(folder, hub.url, "generate", "--prompt", "x")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "hint: nxbucket compile" in done.stderr
+    assert hub.requests == []
+
+
+def test_a_server_is_refused_if_the_folder_has_become_a_hub_id(hub: Hub, folder: Path) -> None:
+    model_folder(folder / "org" / "tiny")
+    assert run(folder, hub.url, "compile").returncode == 0
+    (folder / "org" / "tiny" / "config.json").unlink()
+    (folder / "org" / "tiny").rmdir()
+    done = run(folder, hub.url, "generate", "--prompt", "x")
+    assert done.returncode == 1
+    assert "made for a folder, and the model file says org/tiny" in done.stderr
+
+
 def refusal(done: "subprocess.CompletedProcess[str]") -> tuple[int, str]:
     assert done.stdout == ""
     return done.returncode, done.stderr
