@@ -1,24 +1,21 @@
 """What `nxbucket compile` says of a checkpoint before it compiles anything."""
 
 import json
-import struct
 import sys
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 from null_compiler import NullOptions, model_file, recorded
+from safetensors_files import Tensors, tensors_of, write_safetensors
 
 from nxbucket.compile import compiler
 from nxbucket.compile.checkpoint import HEAD, INDEX_FILE, SINGLE_FILE
-from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.toolkit import cli
 from nxbucket.toolkit.architecture import FAMILIES
 from nxbucket.toolkit.spec import load_spec
 
-Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """dtype and shape by name."""
 
 DOWN = "model.layers.0.mlp.down_proj.weight"
@@ -50,22 +47,7 @@ def model_of(folder: Path, family: str = "llama", **config: Any) -> tuple[Path, 
     """model.yaml and the tensors its checkpoint should have."""
     own = {"model_type": family, "architectures": [FAMILIES[family]], "sliding_window": None}
     file = model_file(folder, (32,), (1,), **{**own, **config})
-    tensors = {
-        source: ("BF16", spec.source_shape(i))
-        for spec in weight_specs(load_spec(file).architecture)
-        for i, source in enumerate(spec.sources)
-    }
-    return file, tensors
-
-
-def write(path: Path, tensors: Tensors) -> None:
-    header, end = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        size = prod(shape) * {"BF16": 2, "F32": 4, "I8": 1, "F8_E4M3": 1}[dtype]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+    return file, tensors_of(load_spec(file).architecture)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -73,7 +55,7 @@ def test_a_checkpoint_that_fits_its_config_compiles(
     tmp_path: Path, compiled: Callable[[Path], tuple[int, str, list[str]]], family: str
 ) -> None:
     file, tensors = model_of(tmp_path, family)
-    write(tmp_path / "llama" / SINGLE_FILE, tensors)
+    write_safetensors(tmp_path / "llama" / SINGLE_FILE, tensors)
     code, said, lowered = compiled(file)
     assert (code, len(lowered)) == (0, 2), said
     assert "no weights" not in said
@@ -97,7 +79,7 @@ def test_a_tied_head_may_be_there_or_not(
     file, tensors = model_of(tmp_path, "qwen2", tie_word_embeddings=True)
     assert HEAD not in tensors
     tensors |= dict.fromkeys(redundant, tensors["model.embed_tokens.weight"])
-    write(tmp_path / "llama" / SINGLE_FILE, tensors)
+    write_safetensors(tmp_path / "llama" / SINGLE_FILE, tensors)
     code, said, lowered = compiled(file)
     assert (code, len(lowered)) == (0, 2), said
 
@@ -140,7 +122,7 @@ def test_names_shapes_and_dtypes_are_checked_before_any_compile(
     says: tuple[str, ...],
 ) -> None:
     file, tensors = model_of(tmp_path, family, **config)
-    write(tmp_path / "llama" / SINGLE_FILE, change(tensors))
+    write_safetensors(tmp_path / "llama" / SINGLE_FILE, change(tensors))
     code, said, lowered = compiled(file)
     assert (code, lowered) == (1, [])
     assert all(word in said for word in says), said
@@ -166,7 +148,7 @@ def test_a_stale_index_and_a_missing_shard_stop_the_compile(
     for i in range(3):
         shard = f"model-0000{i + 1}-of-00003.safetensors"
         held = dict(list(tensors.items())[i::3])
-        write(tmp_path / "llama" / shard, held)
+        write_safetensors(tmp_path / "llama" / shard, held)
         weight_map |= dict.fromkeys(held, rename(shard))
     (tmp_path / "llama" / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
     code, said, lowered = compiled(file)

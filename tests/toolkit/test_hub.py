@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from hub_stand_in import GOOD_TOKEN, Hub, hub_stand_in
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors_files import tensors_of, write_safetensors
 from servers import ROOT, python_path
 
 from fakes import TINY_LLAMA, model_folder
 from nxbucket.compile.lockfile import read_lock
 from nxbucket.toolkit import hub as hub_module
+from nxbucket.toolkit.architecture import read_architecture
 from nxbucket.toolkit.errors import NxbucketError
 
 NULL_CLI = ROOT / "tests" / "null_cli.py"
@@ -193,8 +195,11 @@ def test_a_cache_made_by_an_older_release_works_offline(folder: Path) -> None:
     repo = folder / "hf" / "hub" / "models--org--tiny"
     snapshot = repo / "snapshots" / commit
     snapshot.mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+    for name in ("config.json", "tokenizer.json"):
         (snapshot / name).write_bytes(FILES[name])
+    # They are here, so `compile` looks at them.
+    architecture = read_architecture(snapshot).architecture
+    write_safetensors(snapshot / "model.safetensors", tensors_of(architecture))
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
     nowhere = "http://127.0.0.1:9"
