@@ -8,9 +8,9 @@ The segments are a `while_loop` in the graph, not copies of its body. Copies mak
 with layers x segments, and always pay for max_model_len; the loop is compiled once per layer and
 ends at the batch's longest sequence. AOTInductor writes it as a C++ `while`, the KV cache still
 updated in place. Measured with 2 layers, prefill of 128 tokens, AOTInductor's processor time and
-result: loop 15 s and 2.1 MB for any number of segments; 32 copies 45 s and 3.2 MB, and a context of
-256 tokens takes as long as one of 16384 (with the loop, a twentieth). So 32 layers of 32 segments
-are out of reach for copies.
+result: loop 15 s and 2.1 MB at 8 segments, and as long by the clock at 32 and 64; 32 copies 45 s
+and 3.2 MB, and a context of 256 tokens takes as long as one of 16384 (with the loop, a twentieth).
+So 32 layers of 32 segments are out of reach for copies.
 
 A compiler without loops (neuronx-cc's verified operators have no `while`) may unroll it: the body's
 first operand counts segments from 0, there are `block_table.shape[1]` of them (the body's table is
