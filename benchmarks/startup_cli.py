@@ -22,8 +22,9 @@ from null_compiler import NullCompiler, model_file
 
 from nxbucket.compile.build import build
 from nxbucket.compile.cache import ArtifactCache
-from nxbucket.compile.compiler import CompilerSpec, Lowered, Toolchain
+from nxbucket.compile.compiler import CompilerSpec, Lowered
 from nxbucket.compile.cpu import CpuCompiler
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.progress import PlainReporter
 from nxbucket.toolkit.spec import load_spec
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Lookup
 from nxbucket.compile.canonical import digest_of
-from nxbucket.compile.compiler import CompilerSpec, Toolchain
+from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.lockfile import (
@@ -27,6 +27,7 @@ from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.compile.worker import job_json
 from nxbucket.toolkit.errors import LockError
 from nxbucket.toolkit.spec import DeploySpec
@@ -241,7 +242,8 @@ class _Run:
         with self.cache.work_dir(planned.key) as work_dir:
             job = job_json(planned.program, self.compiler, self.cache, work_dir)
             log_path = self.cache.log_path(planned.key)
-            return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
+            with self.cache.writing():
+                return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
 
 
 def _hit(planned: PlannedProgram, found: Hit) -> Outcome:

@@ -28,6 +28,8 @@ from nxbucket.compile.manifest import Blob, Manifest, is_digest
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
 
 MAX_ENTRY_BYTES = 64 << 20
+SHARED_MODE = 0o666
+"""Of lock files, which stay: whoever may write to the folder may compile the same program later."""
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "fuse.s3fs", "9p"}
 
 
@@ -120,6 +122,10 @@ class ArtifactCache:
             return Corrupt(f"{path}: {err}")
         if manifest.key != key:
             return Corrupt(f"{path}: holds the entry of key {manifest.key}")
+        # The key covers `inputs` only: what repeats it may not say otherwise.
+        for name in ("target", "toolchain"):
+            if getattr(manifest, name) != manifest.inputs.get(name):
+                return Corrupt(f"{path}: its `{name}` is not the one of its inputs")
         for blob in manifest.blobs:
             reason = self.check_blob(blob)
             if reason:
@@ -179,7 +185,7 @@ class ArtifactCache:
 
     def prepare(self) -> None:
         """Make the folders, or say why this cannot be a cache to write to."""
-        with self._writing():
+        with self.writing():
             filesystem = filesystem_type(self.root)
             if filesystem in NETWORK_FILESYSTEMS:
                 raise CacheError(
@@ -192,7 +198,7 @@ class ArtifactCache:
                 pass
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """A full disk, a missing permission or a stray file in the way, as a CacheError."""
         try:
             yield
@@ -208,9 +214,11 @@ class ArtifactCache:
 
         The kernel releases it when the holder dies, however it dies.
         """
-        lock = filelock.FileLock(self.root / "locks" / f"{key}.lock", blocking=blocking)
+        lock = filelock.FileLock(
+            self.root / "locks" / f"{key}.lock", blocking=blocking, mode=SHARED_MODE
+        )
         taken = False
-        with self._writing():
+        with self.writing():
             try:
                 lock.acquire()
             except filelock.Timeout:
@@ -221,7 +229,7 @@ class ArtifactCache:
         holder = self.root / "locks" / f"{key}.json"
         try:
             note = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-            with self._writing():
+            with self.writing():
                 holder.write_text(json.dumps(note))
             yield True
         finally:
@@ -244,7 +252,7 @@ class ArtifactCache:
         """
         parent = self.root / "tmp" / key
         shutil.rmtree(parent, ignore_errors=True)
-        with self._writing():
+        with self.writing():
             # It may still be there: a killed job's compiler can be writing its last files to it.
             parent.mkdir(parents=True, exist_ok=True)
             path = Path(tempfile.mkdtemp(dir=parent))
@@ -260,7 +268,7 @@ class ArtifactCache:
         """
         blob = Blob("program", file_sha256(staged), staged.stat().st_size)
         if self.check_blob(blob) is not None:
-            with self._writing():
+            with self.writing():
                 _sync(staged)
                 target = self.blob_path(blob.digest)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -277,7 +285,7 @@ class ArtifactCache:
         path = self.entry_path(manifest.key)
         # Not a NamedTemporaryFile: only its owner could read it, and others serve from this cache.
         staged = self.root / "tmp" / f"entry-{os.urandom(8).hex()}"
-        with self._writing():
+        with self.writing():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 staged.write_bytes(manifest.to_json())

@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.spec import DeploySpec
-
-
-@dataclass(frozen=True)
-class Toolchain:
-    """What turns a graph into bytes. `target` names it in the lock, e.g. `cpu-x86-64-v4`.
-
-    `versions` holds every version and flag that decides the bytes; all of it is in the key.
-    """
-
-    target: str
-    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)

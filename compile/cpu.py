@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxbucket.compile.canonical import canonical_json
-from nxbucket.compile.compiler import Lowered, Toolchain
+from nxbucket.compile.compiler import Lowered
 from nxbucket.compile.host_cpu import host_march
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import CompileError, EnvironmentProblem
 
 if TYPE_CHECKING:

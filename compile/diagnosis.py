@@ -18,7 +18,6 @@ from nxbucket.compile.explain import (
 from nxbucket.compile.host_cpu import runnable_targets
 from nxbucket.compile.lockfile import (
     Lock,
-    LockedTarget,
     fault_of,
     lock_differences,
     lock_path,
@@ -129,7 +128,7 @@ def _diagnose_lock(
         locked_for = ", ".join(sorted(lock.targets)) or "no target"
         detail = f"locked for {locked_for}, and this host has {plan.toolchain.target}"
         return LockDiagnosis(path, "other-target", detail)
-    return _diagnose_target(path, target, lock.targets[target], cache, plan, chosen)
+    return _diagnose_target(path, lock, target, cache, plan, chosen)
 
 
 def _target(lock: Lock, plan: Plan) -> str | None:
@@ -140,17 +139,17 @@ def _target(lock: Lock, plan: Plan) -> str | None:
 
 def _diagnose_target(
     path: Path,
+    lock: Lock,
     target: str,
-    locked: LockedTarget,
     cache: ArtifactCache,
     plan: Plan,
     chosen: list[PlannedProgram],
 ) -> LockDiagnosis:
     wanted = {p.name: p for p in chosen}
-    programs = [p for p in locked.programs if p.name in wanted]
+    programs = [p for p in lock.targets[target].programs if p.name in wanted]
     known = {p.key: p.found for p in chosen}
     found = {p.name: known.get(p.key) or cache.lookup(p.key) for p in programs}
-    faults = [fault for p in programs if (fault := fault_of(p, found[p.name]))]
+    faults = [fault for p in programs if (fault := fault_of(lock, target, p, found[p.name]))]
     if faults:
         detail = f"the cache {cache.root} lacks what it names"
         return LockDiagnosis(path, "incomplete", detail, faults=tuple(faults))

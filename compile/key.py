@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from nxbucket.compile.canonical import digest_of
-from nxbucket.compile.compiler import Toolchain
 from nxbucket.compile.program import PROGRAM_VERSION, BucketProgram
+from nxbucket.compile.toolchain import Toolchain
 
 KEY_FORMAT = 1
 

@@ -7,14 +7,17 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from math import ceil
 from pathlib import Path
 from typing import Any, get_args
 
 from nxbucket.compile.cache import Corrupt, Hit, Lookup
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.explain import Difference, differences
+from nxbucket.compile.key import key_inputs
 from nxbucket.compile.manifest import Blob, Manifest, blob_from_json, is_digest
 from nxbucket.compile.program import Bucket, BucketProgram, Phase
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import CacheError, LockError
 from nxbucket.toolkit.spec import DeploySpec
@@ -94,6 +97,13 @@ def lock_path(model_file: Path) -> Path:
     return model_file.with_suffix(".lock")
 
 
+def model_file_of(lock_file: Path) -> Path:
+    """model.lock -> model.yaml, or model.yml where that is what there is."""
+    short = lock_file.with_suffix(".yml")
+    long = lock_file.with_suffix(".yaml")
+    return short if short.exists() and not long.exists() else long
+
+
 def spec_digest(resolved: Mapping[str, Any]) -> str:
     return digest_of({key: resolved.get(key) for key in PROGRAM_KEYS})
 
@@ -153,7 +163,7 @@ def locked_commit(lock: Lock, path: Path, model: str, revision: str | None) -> s
     was = "a folder" if lock.model_commit is None else _model_at(*locked)
     raise LockError(
         f"{path} was made for {was}, and the model file says {_model_at(model, revision)}",
-        hint=f"nxbucket compile {path.with_suffix('.yaml')}",
+        hint=f"nxbucket compile {model_file_of(path)}",
     )
 
 
@@ -180,13 +190,68 @@ def check_lock(lock: Lock, path: Path, spec: DeploySpec) -> None:
             f"{', '.join(map(str, changed))}",
             hint=f"nxbucket compile {spec.path}",
         )
+    for name, target in lock.targets.items():
+        if edited := _edited_sizes(target, spec):
+            raise LockError(
+                f"{path}: {', '.join(edited)} of {name} are not {spec.path.name}'s: the lock was "
+                "edited",
+                hint=f"nxbucket compile {spec.path}",
+            )
 
 
-def fault_of(program: LockedProgram, found: Lookup) -> str | None:
-    """What is wrong with what the cache has for `program`; None if it is what the lock names."""
+def _edited_sizes(target: LockedTarget, spec: DeploySpec) -> list[str]:
+    """What a target says of its sizes beside the spec that it was locked with."""
+    lists = [
+        name
+        for name in BUCKET_LISTS
+        if getattr(target, name) != (getattr(spec.neuron_config, name) or ())
+    ]
+    return lists + ["num_kv_blocks"] * (target.num_kv_blocks != spec.num_kv_blocks)
+
+
+def program_of(lock: Lock, target: LockedTarget, locked: LockedProgram) -> BucketProgram:
+    """The program `locked` has to be, from the rest of the lock."""
+    spec = lock.spec
+    block_size = spec["block_size"]
+    segments = target.kv_segment_size_buckets
+    return BucketProgram(
+        phase=locked.phase,
+        size=locked.size,
+        architecture=Architecture.from_json(dict(lock.architecture)),
+        dtype=spec["dtype"],
+        block_size=block_size,
+        max_blocks=ceil((locked.context_len or spec["max_model_len"]) / block_size),
+        num_kv_blocks=target.num_kv_blocks,
+        context_len=locked.context_len,
+        kv_segment_size=segments[0] if segments else None,
+    )
+
+
+def fault_of(lock: Lock, target_name: str, program: LockedProgram, found: Lookup) -> str | None:
+    """What is wrong with what the cache has for `program`; None if it is what the lock names.
+
+    The entry must also be of the program, architecture, target and toolchain that the lock speaks
+    of: a lock pieced together from two others would serve another model's graph, and well.
+    """
+    target = lock.targets[target_name]
+    wanted = program_of(lock, target, program)
+    if program.name != wanted.name:
+        return f"{wanted.name} has another name in the lock"
     if isinstance(found, Hit):
-        same = found.manifest.blobs == program.blobs
-        return None if same else f"{program.name} has other bytes than the lock names"
+        if found.manifest.blobs != program.blobs:
+            return f"{program.name} has other bytes than the lock names"
+        inputs = key_inputs(wanted, Toolchain(target_name, target.toolchain))
+        # What a newer nxbucket calls the same program may be an artifact of an older one.
+        odd = [
+            str(difference)
+            for difference in differences(found.manifest.inputs, inputs)
+            if difference.name not in ("format", "program_version")
+        ]
+        if odd:
+            return f"{program.name} is another program than the lock describes: {', '.join(odd)}"
+        if found.manifest.signature != wanted.signature:
+            return f"{program.name} has inputs and outputs that this nxbucket would not give it"
+        return None
     if isinstance(found, Corrupt):
         return f"{program.name} is corrupt ({found.reason})"
     return f"{program.name} is missing"
@@ -194,7 +259,7 @@ def fault_of(program: LockedProgram, found: Lookup) -> str | None:
 
 def read_lock(path: Path) -> Lock:
     """Raises LockError, with the command that writes one, if there is none or it is malformed."""
-    model_file = path.with_suffix(".yaml")
+    model_file = model_file_of(path)
     rewrite = f"nxbucket compile {model_file}"
     try:
         with path.open("rb") as f:

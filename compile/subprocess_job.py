@@ -51,6 +51,7 @@ def run_job(
     command = [sys.executable, "-m", "nxbucket.compile.worker", str(job_file), str(result_file)]
     # An editable install and the tests' compilers are found through sys.path, not the folder.
     env = {**_clean_environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    log_path.unlink(missing_ok=True)  # it may be another user's
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -78,7 +79,7 @@ def run_job(
         raise JobFailure(f"exited with status {returncode}", log_path)
     try:
         result: dict[str, object] = json.loads(result_file.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         raise JobFailure("ended without a result", log_path) from None
     return result
 

@@ -2,7 +2,9 @@
 
 import gc
 import json
+import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ def serve(path: Path, vllm_args: list[str]) -> None:
 
 
 def _run_vllm(spec: DeploySpec, served: Served, vllm_args: list[str]) -> None:
+    signal.signal(signal.SIGINT, _abandon_start)
     # Hundreds of thousands of objects survive these imports; looking for garbage among them while
     # they come in costs a second or two of the start.
     gc.disable()
@@ -55,6 +58,16 @@ def _run_vllm(spec: DeploySpec, served: Served, vllm_args: list[str]) -> None:
     configure_logging_from_args(args)
     command.validate(args)
     command.cmd(args)
+
+
+def _abandon_start(*_: object) -> None:
+    """Ctrl-C before the server is up; then vLLM's own handler is in place.
+
+    As an exception it would come up inside some import or callback, and some of those swallow it.
+    """
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(130)
 
 
 def flags(arguments: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from nxbucket.compile.lockfile import (
     fault_of,
     lock_path,
     locked_commit,
+    model_file_of,
     read_lock,
 )
 from nxbucket.compile.manifest import Manifest
@@ -42,7 +43,7 @@ class Served:
 
     @property
     def model_file(self) -> Path:
-        return self.lock_file.with_suffix(".yaml")
+        return model_file_of(self.lock_file)
 
     @property
     def dtype(self) -> str:
@@ -70,7 +71,7 @@ class Served:
         manifests, faults = {}, []
         for program in self.locked.programs:
             found = self.cache.lookup(program.key)
-            fault = fault_of(program, found)
+            fault = fault_of(self.lock, self.target, program, found)
             if fault is None and isinstance(found, Hit):
                 manifests[program.name] = found.manifest
             else:
@@ -116,7 +117,7 @@ def resolve(path: Path) -> tuple[DeploySpec, Served]:
     A hub id is read at the lock's commit. Raises SpecError, LockError (none, malformed, of another
     model file), BindError, or EnvironmentProblem for a hub that is needed and cannot be reached.
     """
-    model_file = path.with_suffix(".yaml") if path.suffix == ".lock" else path
+    model_file = model_file_of(path) if path.suffix == ".lock" else path
     lock_file = lock_path(model_file.absolute())
     spec = load_spec(
         model_file,
@@ -137,5 +138,5 @@ def _target_for_host(lock: Lock, lock_file: Path) -> str:
     raise LockError(
         f"{lock_file}: locked for {', '.join(sorted(lock.targets)) or 'no target'}; this host runs "
         f"{', '.join(runnable) or 'none of the targets there are'}",
-        hint=f"nxbucket compile {lock_file.with_suffix('.yaml')}",
+        hint=f"nxbucket compile {model_file_of(lock_file)}",
     )

@@ -1,6 +1,9 @@
 """NeuronWorker: vLLM's CPU worker with our model runner."""
 
+import ctypes
+import multiprocessing
 import os
+import signal
 
 import torch
 from vllm.platforms import current_platform
@@ -13,12 +16,15 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from nxbucket.serve.runner import NeuronModelRunner
 from nxbucket.serve.served import Served
 
+PR_SET_PDEATHSIG = 1
+
 
 class NeuronWorker(CPUWorker):
     model_runner: NeuronModelRunner
 
     def init_device(self) -> None:
         """CPUWorker.init_device of 0.32 with our runner, less its checks of LD_PRELOAD."""
+        _die_with_the_server()
         self.device = torch.device("cpu")
         os.environ["VLLM_DIST_IDENT"] = self.distributed_init_method.rpartition(":")[2]
         init_worker_distributed_environment(
@@ -47,3 +53,12 @@ class NeuronWorker(CPUWorker):
     def nxbucket_executions(self) -> dict[str, int]:
         """Executions by program, for /nxbucket/buckets."""
         return dict(self.model_runner.artifacts.executions)
+
+
+def _die_with_the_server() -> None:
+    """If this is a process that vLLM started: killed with its parent, even where that is kill -9.
+
+    An engine that outlives its server keeps weights and KV cache in memory for nobody.
+    """
+    if multiprocessing.parent_process() is not None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from fakes import model_folder
 from nxbucket.compile.canonical import canonical_json
-from nxbucket.compile.compiler import CompilerSpec, Lowered, Toolchain
+from nxbucket.compile.compiler import CompilerSpec, Lowered
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.architecture import Architecture, Rope
 
 ENVIRONMENT = "NULL_COMPILER"

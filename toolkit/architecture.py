@@ -29,6 +29,12 @@ FAMILIES: dict[str, str] = {
 }
 """model_type and the one class name in `architectures` that has our graph."""
 
+OTHER_FAMILIES_KEYS = (
+    "ada_rms_norm_t_cond", "attention_multiplier", "bias", "embedding_multiplier", "logit_scale",
+    "logits_scaling", "residual_multiplier", "rotary_emb_base", "rotary_emb_fraction", "rotary_pct",
+)  # fmt: skip
+"""Fields that vLLM reads for any model, or near relatives of our families have."""
+
 ALIASES = {"LLaMAForCausalLM": "LlamaForCausalLM"}
 """What the first converted Llamas call themselves."""
 
@@ -278,6 +284,14 @@ def _refuse_other_graphs(config: ConfigJson) -> None:
             "attention in two chunks (dual_chunk_attention_config) is not supported",
             "below its chunk_size it changes nothing: delete it from config.json to serve that",
         ),
+        **{
+            key: (
+                f"{key} changes what the model computes, and of our families' classes none "
+                "in transformers reads it",
+                "take config.json as published, or delete the line if the weights do without it",
+            )
+            for key in OTHER_FAMILIES_KEYS
+        },
         "qk_norm": ("qk_norm is set; of our families Qwen3 alone has such norms", "not yet"),
     }
     for key, (message, hint) in unsupported.items():

@@ -25,9 +25,20 @@ def examples(*commands: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
+def model_or_lock_file(given: Path | None) -> Path:
+    """For commands that serve: the lock stands for the model file beside it."""
+    return given if given is not None and given.suffix == ".lock" else model_file(given)
+
+
 def model_file(given: Path | None) -> Path:
-    """The model file a command works on."""
+    """The model file a command works on. Raises UsageError for a lock file."""
     if given is not None:
+        if given.suffix == ".lock":
+            # The lock's own name is derived from this: it would be written over the model file.
+            raise UsageError(
+                f"{given} is a lock file; this command takes the model file",
+                hint=f"name the model file: {given.with_suffix('.yaml')}",
+            )
         return given
     beside = Path(DEFAULT_MODEL_FILE)
     if not beside.exists():

@@ -115,7 +115,8 @@ def main() -> None:
             ours, passed_on = _split_at_double_dash(sys.argv[1:])
             app(ours, prog_name="nxbucket", obj=passed_on)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by whoever started us
+                sys.stdout.flush()
     except NxbucketError as error:
         if os.environ.get("NXBUCKET_DEBUG") == "1":
             traceback.print_exc()

@@ -150,6 +150,14 @@ _CANNOT_HOLD = {
         ("scheduler_cls", "worker_cls", "attention_backend", "attention_config", "kernel_config"),
         _PLUGGED,
     ),
+    "config": _Refusal(
+        "a config file could set what the lock decides",
+        "put its arguments under serve: in model.yaml",
+    ),
+    "hf_config_path": _Refusal(
+        "the architecture is that of config.json beside the weights",
+        "edit that config.json, then run `nxbucket compile`",
+    ),
     "quantization": _Refusal(
         "quantized weights are not compiled",
         "not yet; use the float32, bfloat16 or float16 checkpoint",
@@ -201,7 +209,9 @@ SERVE_ARGUMENTS = frozenset({
 def argument_name(name: str) -> str:
     """`--max-model-len` and `max_model_len` are one argument; `-tp` is spelled out."""
     plain = name.lstrip("-").split("=", 1)[0].split(".", 1)[0].replace("-", "_")
-    return _SHORT.get(plain, plain)
+    # vLLM takes the level together with the letter: -O3.
+    short = plain.rstrip("0123") if plain[:1] == "O" else plain
+    return _SHORT.get(short, plain)
 
 
 def refused_serve_argument(name: str, value: Any) -> tuple[str, str] | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
+from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_or_lock_file
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -25,7 +25,7 @@ def serve(context: typer.Context, model_yaml: ModelFile = None) -> None:
     """
     from nxbucket.serve.launcher import serve as serve_lock
 
-    serve_lock(model_file(model_yaml), context.obj or [])
+    serve_lock(model_or_lock_file(model_yaml), context.obj or [])
 
 
 @app.command(
@@ -47,7 +47,7 @@ def generate(
     with output.errors_as_json(as_json):
         from nxbucket.serve.offline import generate as generate_text
 
-        result = generate_text(model_file(model_yaml), prompt, max_tokens, temperature)
+        result = generate_text(model_or_lock_file(model_yaml), prompt, max_tokens, temperature)
         if as_json:
             output.print_json({"ok": True, **asdict(result)})
         else:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from null_compiler import ARCHITECTURE, LLAMA3_ROPE, a_program
 
 from nxbucket.compile.canonical import canonical_json, digest_of
-from nxbucket.compile.compiler import Toolchain
 from nxbucket.compile.explain import (
     ABSENT,
     Difference,
@@ -25,6 +24,7 @@ from nxbucket.compile.explain import (
 )
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.toolchain import Toolchain
 
 OPTIONS = {"cpp.march": "x86-64-v3", "cpp.simdlen": 256, "cpp.vec_isa_ok": True}
 TOOLCHAIN = Toolchain(

@@ -15,10 +15,10 @@ from null_compiler import ARCHITECTURE, LLAMA3_ROPE, NULL_TOOLCHAIN, a_program, 
 
 from nxbucket.compile import key as key_module
 from nxbucket.compile.canonical import digest_of
-from nxbucket.compile.compiler import Toolchain
 from nxbucket.compile.key import graph_key_inputs, input_key, key_inputs
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.spec import load_spec
 

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nxbucket.compile.cache import ArtifactCache
+from nxbucket.compile.key import key_inputs
 from nxbucket.compile.lockfile import Lock, LockedProgram, LockedTarget
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.program import Bucket, BucketProgram
 from nxbucket.compile.programs.weights import weight_specs
+from nxbucket.compile.toolchain import Toolchain
 from nxbucket.serve import binding
 from nxbucket.serve.binding import BoundArtifacts, load_artifacts
 from nxbucket.serve.loaders import Executable
@@ -273,6 +276,7 @@ def published(tmp_path: Path, march: str = "x86-64-v3") -> Served:
     cache = ArtifactCache(tmp_path / "cache")
     cache.prepare()
     locked = []
+    versions = {"torch": torch.__version__, "march": march}
     for program in PROGRAMS:
         staged = tmp_path / "cache" / "tmp" / "staged"
         staged.write_text(program.name)
@@ -280,11 +284,11 @@ def published(tmp_path: Path, march: str = "x86-64-v3") -> Served:
             key_kind="input",
             program=program.name,
             target=TARGET,
-            inputs={"program": program.name},
+            inputs=key_inputs(program, Toolchain(TARGET, versions)),
             graph_key="0" * 64,
             signature=program.signature,
             blobs=(cache.add_blob(staged),),
-            toolchain={"torch": torch.__version__, "march": march},
+            toolchain=versions,
             lower_s=0.0,
             compile_s=0.0,
             peak_rss_bytes=0,
@@ -303,9 +307,10 @@ def published(tmp_path: Path, march: str = "x86-64-v3") -> Served:
             )
         )
     target = LockedTarget(
-        SHAPES.prefill, SHAPES.decode, (), (), SHAPES.num_kv_blocks, {}, tuple(locked)
+        SHAPES.prefill, SHAPES.decode, (), (), SHAPES.num_kv_blocks, versions, tuple(locked)
     )
-    lock = Lock({}, {}, None, {TARGET: target})
+    spec = {"dtype": "float32", "block_size": SHAPES.block_size, "max_model_len": 20}
+    lock = Lock(spec, ARCHITECTURE.as_json(), None, {TARGET: target})
     return Served(tmp_path / "model.lock", cache, TARGET, lock)
 
 
@@ -318,6 +323,38 @@ def refusal(served: Served) -> BindError:
     with pytest.raises(BindError) as caught:
         load_artifacts(served)
     return caught.value
+
+
+def changed(served: Served, **fields: Any) -> Served:
+    """With another first program in the lock, or other fields of the lock itself."""
+    lock = served.lock
+    if "architecture" in fields or "spec" in fields:
+        return dataclasses.replace(served, lock=dataclasses.replace(lock, **fields))
+    first, *rest = served.locked.programs
+    programs = (dataclasses.replace(first, **fields), *rest)
+    target = dataclasses.replace(served.locked, programs=programs)
+    return dataclasses.replace(served, lock=dataclasses.replace(lock, targets={TARGET: target}))
+
+
+def test_a_lock_that_names_another_buckets_artifact_is_refused(tmp_path: Path) -> None:
+    served = published(tmp_path)
+    other = served.locked.programs[1]
+    fields = {"key": other.key, "graph_key": other.graph_key, "blobs": other.blobs}
+    message = refusal(changed(served, **fields)).message
+    assert "prefill_s4 is another program than the lock describes: program.size: 8 -> 4" in message
+
+
+def test_a_lock_pieced_together_from_two_models_is_refused(tmp_path: Path) -> None:
+    served = published(tmp_path)
+    # The shapes are the same, so nothing else would notice: only the text would be wrong.
+    other = dataclasses.replace(ARCHITECTURE, rope=Rope("default", 500.0))
+    message = refusal(changed(served, architecture=other.as_json())).message
+    assert "architecture.rope.theta: 10000.0 -> 500.0" in message
+
+
+def test_a_program_under_another_name_is_refused(tmp_path: Path) -> None:
+    served = published(tmp_path)
+    assert "prefill_s4 has another name" in refusal(changed(served, name="x\x1b[31m")).message
 
 
 def test_every_program_of_the_lock_is_loaded(tmp_path: Path) -> None:
