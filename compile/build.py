@@ -163,13 +163,14 @@ class _Run:
         self.stop = threading.Event()
 
     def all(self, jobs: int) -> list[Outcome]:
-        with concurrent.futures.ThreadPoolExecutor(jobs) as threads:
+        threads = concurrent.futures.ThreadPoolExecutor(jobs)
+        try:
             futures = [threads.submit(self._work) for _ in range(jobs)]
-            try:
-                return [outcome for f in futures for outcome in f.result()]
-            except BaseException:
-                self.stop.set()
-                raise
+            return [outcome for f in futures for outcome in f.result()]
+        finally:
+            # Ctrl-C can come while the first threads already compile and others are not made yet.
+            self.stop.set()
+            threads.shutdown()
 
     def _work(self) -> list[Outcome]:
         outcomes = []
