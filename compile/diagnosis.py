@@ -18,6 +18,7 @@ from nxbucket.compile.explain import (
 from nxbucket.compile.host_cpu import runnable_targets
 from nxbucket.compile.lockfile import (
     Lock,
+    check_locked_model,
     fault_of,
     lock_differences,
     lock_path,
@@ -120,6 +121,10 @@ def _diagnose_lock(
         lock = read_lock(path)
     except LockError as err:
         return LockDiagnosis(path, "unreadable", err.message.removeprefix(f"{path}: "))
+    try:
+        check_locked_model(lock, path, spec)
+    except LockError as err:
+        return LockDiagnosis(path, "outdated", err.message.removeprefix(f"{path} "))
     if changed := lock_differences(lock, spec):
         detail = f"made from another {spec.path.name} or config.json"
         return LockDiagnosis(path, "outdated", detail, tuple(changed))

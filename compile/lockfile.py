@@ -171,6 +171,12 @@ def _model_at(model: Any, revision: Any) -> str:
     return str(model) if revision is None else f"{model} at {revision}"
 
 
+def check_locked_model(lock: Lock, path: Path, spec: DeploySpec) -> None:
+    """Raises LockError if the model file names a hub id that is not the lock's."""
+    if spec.model_commit is not None:
+        locked_commit(lock, path, spec.model, spec.revision)
+
+
 def lock_differences(lock: Lock, spec: DeploySpec) -> list[Difference]:
     """Values of the model file and of config.json that are not those `lock` was made from."""
     mine = _portable(spec)
@@ -334,6 +340,7 @@ def _lock_from_json(raw: Any) -> Lock:
     commit = raw["model_commit"]
     _check(commit is None or (isinstance(commit, str) and _is_commit(commit)), "`model_commit`")
     _check(isinstance(raw["targets"], dict), "`targets` is malformed")
+    _check(all(name.isprintable() for name in raw["targets"]), "`targets` is malformed")
     targets = {name: _target(value) for name, value in raw["targets"].items()}
     lock = Lock(raw["spec"], raw["architecture"], raw["model_commit"], targets)
     _check(lock.spec_digest == raw["spec_digest"], "`spec` was edited: its digest differs")

@@ -30,8 +30,9 @@ FAMILIES: dict[str, str] = {
 """model_type and the one class name in `architectures` that has our graph."""
 
 OTHER_FAMILIES_KEYS = (
-    "ada_rms_norm_t_cond", "attention_multiplier", "bias", "embedding_multiplier", "logit_scale",
-    "logits_scaling", "residual_multiplier", "rotary_emb_base", "rotary_emb_fraction", "rotary_pct",
+    "ada_rms_norm_t_cond", "attention_multiplier", "bias", "embedding_multiplier",
+    "llama_4_scaling", "logit_scale", "logits_scaling", "residual_multiplier", "rotary_emb_base",
+    "rotary_emb_fraction", "rotary_pct",
 )  # fmt: skip
 """Fields that vLLM reads for any model, or near relatives of our families have."""
 
@@ -183,12 +184,13 @@ def _read_fields(
         **_read_biases(config, family),
     }
     sizes_known = not config.problems
-    if sizes_known and not head_dim:
-        if hidden_size % num_heads:
-            message = f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}"
-            config.report("num_attention_heads", "config-heads", message, "give head_dim")
-            sizes_known = False
-        head_dim = hidden_size // num_heads
+    # transformers' Llama class, through which vLLM reads config.json, insists even with a head_dim.
+    if sizes_known and hidden_size % num_heads and (family == "llama" or not head_dim):
+        message = f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}"
+        hint = "take config.json as published" if family == "llama" else "give head_dim"
+        config.report("num_attention_heads", "config-heads", message, hint)
+        sizes_known = False
+    head_dim = head_dim or hidden_size // num_heads
     window, windowed = _read_window(config, family, num_layers, notes)
     rope, limit = read_rope(config, DEFAULT_POSITIONS[family], head_dim if sizes_known else None)
     _refuse_other_graphs(config)

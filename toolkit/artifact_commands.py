@@ -69,7 +69,7 @@ def compile(
     command goes on where it stopped.
     """
     if dry_run:
-        print_plan_of(model_file(model_yaml), as_json)
+        print_plan_of(model_yaml, as_json)
         return
     with output.errors_as_json(as_json):
         from nxbucket.compile.build import build

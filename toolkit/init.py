@@ -43,6 +43,10 @@ class Limits:
 def write_model_file(model: str, output: Path, *, force: bool = False) -> DeploySpec:
     """Raises UsageError if `output` is there and not `force`, or what `load_spec` does."""
     output = output.absolute()
+    if output.suffix == ".lock":
+        raise UsageError(
+            f"{output} would be taken for a lock file", hint="give it the ending .yaml"
+        )
     if output.exists() and not force:
         raise UsageError(
             f"{output} is there already",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from nxbucket.toolkit.errors import NxbucketError, Problem, SpecError
+from nxbucket.toolkit.errors import EnvironmentProblem, NxbucketError, Problem, SpecError
 
 _RED, _YELLOW, _CYAN = "31", "33", "36"
 
@@ -75,9 +75,20 @@ def _mark(word: str, colour: str, stream: TextIO) -> str:
 
 @contextmanager
 def errors_as_json(wanted: bool) -> Iterator[None]:
-    """Under --json a known error is the one JSON object on stdout; the exit code stays the same."""
+    """Under --json a known error is the one JSON object on stdout; the exit code stays the same.
+
+    What the system refuses (a path that is too long, a full disk) is a known error, too.
+    """
     try:
-        yield
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as err:
+            where = f"{err.filename}: " if err.filename else ""
+            raise EnvironmentProblem(
+                f"{where}{err.strerror or err}", hint="NXBUCKET_DEBUG=1 shows where it came from"
+            ) from err
     except NxbucketError as error:
         if not wanted:
             raise

@@ -23,10 +23,10 @@ def plan(model_yaml: ModelFile = None, as_json: Json = False) -> None:
     included. Bytes are those of one rank. A compile time is the recorded one of a hit, or, with ~,
     an estimate.
     """
-    print_plan_of(model_file(model_yaml), as_json)
+    print_plan_of(model_yaml, as_json)
 
 
-def print_plan_of(file: Path, as_json: bool) -> None:
+def print_plan_of(model_yaml: Path | None, as_json: bool) -> None:
     """Also what `compile --dry-run` prints."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import ArtifactCache, choose_cache
@@ -34,7 +34,7 @@ def print_plan_of(file: Path, as_json: bool) -> None:
         from nxbucket.toolkit.plan_report import make_plan_report, plan_as_json, print_plan
         from nxbucket.toolkit.spec import load_spec
 
-        spec = load_spec(file)
+        spec = load_spec(model_file(model_yaml))
         choice = choose_cache(spec.artifacts.cache)
         report = make_plan_report(spec, ArtifactCache(choice.root), choice, compiler_for(spec))
         for note in spec.notes:

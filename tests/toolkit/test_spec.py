@@ -365,7 +365,11 @@ def test_an_alias_is_a_copy(load: Load) -> None:
 def test_heads_that_do_not_split_are_named(problems: Problems) -> None:
     # B20
     found = problems(
-        "tensor_parallel_size: 32\n", num_attention_heads=28, num_key_value_heads=4, head_dim=128
+        "tensor_parallel_size: 32\n",
+        hidden_size=3584,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        head_dim=128,
     )
     assert [p.code for p in found] == ["not-yet", "heads-not-divisible"]
     assert "28 attention heads do not split over 32 ranks" in found[1].message
