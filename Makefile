@@ -8,7 +8,7 @@ EXAMPLE := examples/tiny-llama/model.yaml
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test check types bench clean
+.PHONY: venv demo test check lint types bench clean
 
 venv: $(STAMP)
 
@@ -22,12 +22,13 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PY) -m pytest
 
-check: $(STAMP) types
+check: lint test
+
+lint: $(STAMP) types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PY) -m pytest
 
 # The editable install's import hook is invisible to type checkers: give them a tree to read.
 types:
