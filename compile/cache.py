@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -175,6 +176,8 @@ class ArtifactCache:
 
     @staticmethod
     def _read_entry(path: Path) -> Manifest:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CacheError("entry is not a file")  # reading a pipe would wait for ever
         with path.open("rb") as f:
             payload = f.read(MAX_ENTRY_BYTES + 1)
         if len(payload) > MAX_ENTRY_BYTES:

@@ -267,6 +267,8 @@ def read_lock(path: Path) -> Lock:
     """Raises LockError, with the command that writes one, if there is none or it is malformed."""
     model_file = model_file_of(path)
     rewrite = f"nxbucket compile {model_file}"
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise LockError(f"{path}: is not a file", hint=f"remove it, then {rewrite}")
     try:
         with path.open("rb") as f:
             payload = f.read(MAX_LOCK_BYTES + 1)
@@ -288,7 +290,7 @@ def write_lock(lock: Lock, path: Path) -> bool:
     """Write atomically; False if the file already says exactly this."""
     payload = json.dumps(_lock_as_json(lock), indent=1, sort_keys=True).encode() + b"\n"
     try:
-        if path.read_bytes() == payload:
+        if path.is_file() and path.read_bytes() == payload:
             return False
     except OSError:
         pass

@@ -29,6 +29,21 @@ FAMILIES: dict[str, str] = {
 }
 """model_type and the one class name in `architectures` that has our graph."""
 
+NEVER_NULL: dict[str, tuple[str, ...]] = {
+    "any": ("hidden_act", "max_position_embeddings", "tie_word_embeddings", "use_cache"),
+    "llama": ("attention_bias", "mlp_bias"),
+    "mistral": ("attention_dropout", "num_key_value_heads"),
+    "qwen2": ("attention_dropout", "max_window_layers", "use_sliding_window"),
+    "qwen3": (
+        "attention_bias",
+        "attention_dropout",
+        "head_dim",
+        "max_window_layers",
+        "use_sliding_window",
+    ),
+}
+"""Fields whose classes in transformers have a type without None."""
+
 OTHER_FAMILIES_KEYS = (
     "ada_rms_norm_t_cond", "attention_multiplier", "bias", "embedding_multiplier",
     "llama_4_scaling", "logit_scale", "logits_scaling", "residual_multiplier", "rotary_emb_base",
@@ -194,6 +209,7 @@ def _read_fields(
     window, windowed = _read_window(config, family, num_layers, notes)
     rope, limit = read_rope(config, DEFAULT_POSITIONS[family], head_dim if sizes_known else None)
     _refuse_other_graphs(config)
+    _refuse_nulls(config, family)
     if not config.problems:
         if num_heads % num_kv_heads:
             message = (
@@ -273,6 +289,14 @@ def _read_window(
     first = 0 if family == "mistral" else config.integer("max_window_layers", 28, minimum=0)
     windowed = tuple(range(first, num_layers)) if kinds is None else sliding
     return (window, windowed) if windowed else (None, ())
+
+
+def _refuse_nulls(config: ConfigJson, family: Family) -> None:
+    """A null where transformers 5 wants a value: vLLM could not load what was compiled."""
+    for key in (*NEVER_NULL["any"], *NEVER_NULL[family]):
+        if config.has(key) and config.get(key) is None:
+            hint = f"delete the line for the default of {FAMILIES[family]}, or give a value"
+            config.report(key, "config-null", f"{key} is null, which transformers refuses", hint)
 
 
 def _refuse_other_graphs(config: ConfigJson) -> None:

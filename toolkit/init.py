@@ -62,9 +62,9 @@ def write_model_file(model: str, output: Path, *, force: bool = False) -> Deploy
         staged.write_text(text)
         spec = load_spec(staged)
         staged.replace(output)
-    except OSError as err:
+    except (OSError, UnicodeError) as err:
         raise CacheError(
-            f"{output}: cannot be written: {err.strerror or err}",
+            f"{output}: cannot be written: {getattr(err, 'strerror', None) or err}",
             hint="--output names a file in a folder you may write to",
         ) from err
     finally:
@@ -74,7 +74,10 @@ def write_model_file(model: str, output: Path, *, force: bool = False) -> Deploy
 
 def _name_in_file(model: str, folder: Path) -> str:
     """A folder is written relative to the file where it lies beside or below it."""
-    given = Path(model).expanduser()
+    try:
+        given = Path(model).expanduser()
+    except RuntimeError as err:
+        raise UsageError(f"{model}: no such home folder", hint="give it without `~`") from err
     if not given.is_dir():
         return model
     path = given.absolute()

@@ -250,14 +250,26 @@ def test_rope_fields_of_the_wrong_shape_are_problems(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("absent", [ABSENT, None])
 def test_fields_left_out_take_llamas_defaults(tmp_path: Path, absent: Any) -> None:
-    left_out = ("head_dim", "num_key_value_heads", "tie_word_embeddings", "rms_norm_eps")
-    config = read_architecture(model_folder(tmp_path, **dict.fromkeys(left_out, absent)))
+    left_out = dict.fromkeys(("head_dim", "num_key_value_heads", "rms_norm_eps"), absent)
+    config = read_architecture(model_folder(tmp_path, tie_word_embeddings=ABSENT, **left_out))
     architecture = config.architecture
     assert architecture.head_dim == 16
     assert architecture.num_key_value_heads == 4
     assert architecture.rms_norm_eps == 1e-6
     assert not architecture.tie_word_embeddings
     assert any("tie_word_embeddings" in note for note in config.notes)  # B96
+
+
+@pytest.mark.parametrize(
+    "key", ["tie_word_embeddings", "hidden_act", "attention_bias", "use_cache"]
+)
+def test_a_null_that_transformers_refuses_is_refused_before_the_compile(
+    tmp_path: Path, key: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_architecture(model_folder(tmp_path, **{key: None}))
+    [problem] = caught.value.problems
+    assert (problem.code, problem.key) == ("config-null", key)
 
 
 def test_head_dim_need_not_be_hidden_size_over_heads(tmp_path: Path) -> None:
@@ -268,7 +280,7 @@ def test_head_dim_need_not_be_hidden_size_over_heads(tmp_path: Path) -> None:
 
 def test_biases_follow_the_config(tmp_path: Path) -> None:
     # B104
-    config = read_architecture(model_folder(tmp_path, attention_bias=True, mlp_bias=None))
+    config = read_architecture(model_folder(tmp_path, attention_bias=True, mlp_bias=ABSENT))
     assert config.architecture.qkv_bias
     assert config.architecture.o_bias
     assert not config.architecture.mlp_bias
