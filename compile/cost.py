@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.program import ITEM_BYTES, BucketProgram
 from nxbucket.compile.signature import ProgramSignature, TensorSpec
-
-ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 """Weights that are not applied to every token: one is looked up, one sees the output rows only."""

@@ -13,6 +13,8 @@ Phase = Literal["prefill", "decode"]
 PROGRAM_VERSION = 1
 """Bumped by hand when any program's graph changes; the golden digests in the tests insist on it."""
 
+ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+
 SCRATCH_SLOT = 0
 """Slot 0 of the null block: where padding rows write their keys and values.
 
@@ -106,3 +108,9 @@ class BucketProgram:
 
 def _int32(name: str, *shape: int) -> TensorSpec:
     return TensorSpec(name, "input", "int32", shape)
+
+
+def kv_bytes_per_token(architecture: Architecture, dtype: str) -> int:
+    """Keys and values of every layer."""
+    values = architecture.num_key_value_heads * architecture.head_dim
+    return 2 * architecture.num_hidden_layers * values * ITEM_BYTES[dtype]

@@ -4,11 +4,9 @@ A compiler that crashes, leaks or hangs takes nothing else with it. The caller h
 lock; this process holds the graph key's while it compiles, so that equal graphs compile once.
 """
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -20,10 +18,9 @@ from nxbucket.compile.canonical import digest_of, file_sha256, sha256_hex
 from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.compile.program import BucketProgram
 from nxbucket.toolkit.architecture import Architecture
-
-PR_SET_PDEATHSIG = 1
 
 
 def job_json(
@@ -43,7 +40,7 @@ def job_json(
 def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     # A compile must not outlive the command that asked for it, not even after kill -9.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != job["parent_pid"]:
         sys.exit("the command that asked for this compile has gone")
     manifest, reused = compile_job(

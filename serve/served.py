@@ -23,6 +23,7 @@ from nxbucket.compile.lockfile import (
     read_lock,
 )
 from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.program import kv_bytes_per_token
 from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import BindError, LockError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
@@ -56,11 +57,8 @@ class Served:
     @property
     def kv_cache_bytes(self) -> int:
         """Exact: every layer's keys and values, the null block included."""
-        arch = self.architecture
         tokens = self.locked.num_kv_blocks * int(self.lock.spec["block_size"])
-        item_bytes = 4 if self.dtype == "float32" else 2
-        per_token = 2 * arch.num_hidden_layers * arch.num_key_value_heads * arch.head_dim
-        return tokens * per_token * item_bytes
+        return tokens * kv_bytes_per_token(self.architecture, self.dtype)
 
     def verified_manifests(self) -> dict[str, Manifest]:
         """Every program's manifest, by name, each blob checked and the one the lock names.

@@ -1,9 +1,7 @@
 """NeuronWorker: vLLM's CPU worker with our model runner."""
 
-import ctypes
 import multiprocessing
 import os
-import signal
 
 import torch
 from vllm.platforms import current_platform
@@ -13,10 +11,9 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.serve.runner import NeuronModelRunner
 from nxbucket.serve.served import Served
-
-PR_SET_PDEATHSIG = 1
 
 
 class NeuronWorker(CPUWorker):
@@ -61,4 +58,4 @@ def _die_with_the_server() -> None:
     An engine that outlives its server keeps weights and KV cache in memory for nobody.
     """
     if multiprocessing.parent_process() is not None:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()

@@ -19,6 +19,7 @@ from typing import Any
 from nxbucket.compile.cache import NETWORK_FILESYSTEMS, CacheChoice, choose_cache, filesystem_type
 from nxbucket.compile.host_cpu import LEVEL_FLAGS, host_cpu_flags, host_march
 from nxbucket.compile.lockfile import lock_path
+from nxbucket.compile.program import ITEM_BYTES
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.serve.engine_args import VLLM_PACKAGES, VLLM_RELEASE
 from nxbucket.serve.plugin import ACTIVATION_FLAG
@@ -313,8 +314,9 @@ def check_lock(model_file: Path) -> tuple[Check, Served | None]:
 
 def check_memory(served: Served, available: int | None) -> Check:
     """Weights as the programs take them, every KV block, and the engine around them."""
-    item_bytes = 4 if served.dtype == "float32" else 2
-    weights = item_bytes * sum(prod(w.shape) for w in weight_specs(served.architecture))
+    weights = ITEM_BYTES[served.dtype] * sum(
+        prod(w.shape) for w in weight_specs(served.architecture)
+    )
     kv = served.kv_cache_bytes
     need = weights + kv + ENGINE_OVERHEAD
     shown = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
 
+from nxbucket.compile.program import kv_bytes_per_token
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.toolkit.architecture import Architecture, ModelConfig, read_architecture
 from nxbucket.toolkit.errors import CacheError, UsageError
@@ -90,7 +91,7 @@ def model_file_text(model: str, config: ModelConfig, commit: str | None) -> str:
     limits = _limits(config)
     arch = config.architecture
     kv_blocks = MAX_NUM_SEQS * ceil(limits.max_model_len / BLOCK_SIZE)
-    kv_bytes = kv_blocks * BLOCK_SIZE * _kv_bytes_per_token(arch, limits.dtype)
+    kv_bytes = kv_blocks * BLOCK_SIZE * kv_bytes_per_token(arch, limits.dtype)
     is_hub = commit is not None and is_hub_id(model)
     where = "on the hub; `compile` pins the commit in model.lock" if is_hub else "its folder"
     programs = len(limits.prefill_buckets) + len(limits.decode_buckets)
@@ -162,11 +163,6 @@ def _row(line: str, comment: str) -> str:
 def _quoted(model: str) -> str:
     plain = all(c.isalnum() or c in "./_-" for c in model)
     return model if plain else '"' + model.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _kv_bytes_per_token(arch: Architecture, dtype: str) -> int:
-    item_bytes = 4 if dtype == "float32" else 2
-    return 2 * arch.num_hidden_layers * arch.num_key_value_heads * arch.head_dim * item_bytes
 
 
 def _num_weights(arch: Architecture) -> int:
