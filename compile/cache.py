@@ -25,7 +25,7 @@ import filelock
 import platformdirs
 
 from nxbucket.compile.canonical import file_sha256
-from nxbucket.compile.manifest import Blob, Manifest, is_digest
+from nxbucket.compile.manifest import Blob, BlobRole, Manifest, is_digest
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
 
 MAX_ENTRY_BYTES = 64 << 20
@@ -264,12 +264,12 @@ class ArtifactCache:
         finally:
             shutil.rmtree(parent, ignore_errors=True)
 
-    def add_blob(self, staged: Path) -> Blob:
+    def add_blob(self, staged: Path, role: BlobRole = "program") -> Blob:
         """Move `staged` (in a `work_dir`) to its content address.
 
         A file already there is kept if it verifies: other entries may point at it.
         """
-        blob = Blob("program", file_sha256(staged), staged.stat().st_size)
+        blob = Blob(role, file_sha256(staged), staged.stat().st_size)
         if self.check_blob(blob) is not None:
             with self.writing():
                 _sync(staged)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.spec import DeploySpec
@@ -30,8 +31,8 @@ class Compiler(Protocol):
     def lower(self, program: BucketProgram) -> Lowered:
         """Seconds; loads no weights."""
 
-    def compile(self, lowered: Lowered, work_dir: Path) -> Path:
-        """The compiled program's file, in `work_dir` (empty, on the cache's filesystem)."""
+    def compile(self, lowered: Lowered, work_dir: Path) -> Mapping[BlobRole, Path]:
+        """The artifact's files, in `work_dir` (empty, on the cache's filesystem)."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,27 @@ class CompilerSpec:
         return compiler
 
 
-FACTORIES = {"cpu": "nxbucket.compile.cpu:CpuCompiler"}
-"""By target. One entry for each target that compiles today."""
+FACTORIES = {
+    "cpu": "nxbucket.compile.cpu:CpuCompiler",
+    "hlo": "nxbucket.compile.hlo.compiler:HloCompiler",
+    "neuron": "nxbucket.compile.neuron.compiler:NeuronCompiler",
+}
 
 
-def compiler_for(spec: DeploySpec) -> CompilerSpec:
-    return CompilerSpec(FACTORIES[spec.target], {"march": spec.compiler.march})
+def compiler_for(spec: DeploySpec, *, emulate: bool = False) -> CompilerSpec:
+    """`emulate`: for a Neuron target, what its compiler would be given instead of what it makes."""
+    options = spec.compiler
+    if spec.target == "cpu":
+        return CompilerSpec(FACTORIES["cpu"], {"march": options.march})
+    if emulate:
+        return CompilerSpec(FACTORIES["hlo"], {})
+    return CompilerSpec(
+        FACTORIES["neuron"],
+        {
+            "target": spec.target,
+            "lnc": options.lnc,
+            "optlevel": options.optlevel,
+            "auto_cast": options.auto_cast,
+            "flags": list(options.flags),
+        },
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nxbucket.compile.canonical import canonical_json
 from nxbucket.compile.compiler import Lowered
 from nxbucket.compile.host_cpu import host_march
+from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import CompileError, EnvironmentProblem
@@ -66,7 +67,7 @@ class CpuCompiler:
             exported = torch.export.export(program_module(program), inputs, strict=False)
         return Lowered(graph=canonical_graph(exported), payload=exported)
 
-    def compile(self, lowered: Lowered, work_dir: Path) -> Path:
+    def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
         exported: ExportedProgram = lowered.payload
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work_dir / "inductor")
         import torch
@@ -76,7 +77,7 @@ class CpuCompiler:
         written = torch._inductor.aoti_compile_and_package(
             exported, package_path=str(package), inductor_configs=self._inductor_options()
         )
-        return Path(written)
+        return {"program": Path(written)}
 
     def _inductor_options(self) -> "dict[str, Any]":
         return {

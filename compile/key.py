@@ -29,6 +29,7 @@ def key_inputs(program: BucketProgram, toolchain: Toolchain) -> dict[str, Any]:
         "tensor_parallel_size": 1,
         "target": toolchain.target,
         "toolchain": dict(toolchain.versions),
+        "lowering": dict(toolchain.lowering),
     }
 
 

@@ -15,7 +15,7 @@ from nxbucket.compile.cache import Corrupt, Hit, Lookup
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.explain import Difference, differences
 from nxbucket.compile.key import key_inputs
-from nxbucket.compile.manifest import Blob, Manifest, blob_from_json, is_digest
+from nxbucket.compile.manifest import Blob, Manifest, blobs_from_json, is_digest
 from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.architecture import Architecture, Rope
@@ -247,11 +247,12 @@ def fault_of(lock: Lock, target_name: str, program: LockedProgram, found: Lookup
         if found.manifest.blobs != program.blobs:
             return f"{program.name} has other bytes than the lock names"
         inputs = key_inputs(wanted, Toolchain(target_name, target.toolchain))
-        # What a newer nxbucket calls the same program may be an artifact of an older one.
+        # What a newer nxbucket, or one beside another torch, calls the same program may be an
+        # artifact of an older one.
         odd = [
             str(difference)
             for difference in differences(found.manifest.inputs, inputs)
-            if difference.name not in ("format", "program_version")
+            if difference.name.partition(".")[0] not in ("format", "program_version", "lowering")
         ]
         if odd:
             return f"{program.name} is another program than the lock describes: {', '.join(odd)}"
@@ -378,8 +379,7 @@ def _program(raw: Any) -> LockedProgram:
     context = raw["context_len"]
     _check(context is None or _is_size(context), "`context_len` of a program")
     _check(is_digest(raw["key"]) and is_digest(raw["graph_key"]), "keys of a program")
-    _check(isinstance(raw["blobs"], list) and len(raw["blobs"]) > 0, "`blobs` of a program")
-    return LockedProgram(**{**raw, "blobs": tuple(blob_from_json(b) for b in raw["blobs"])})
+    return LockedProgram(**{**raw, "blobs": blobs_from_json(raw["blobs"])})
 
 
 def _fields(raw: Any, cls: type) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.signature import ProgramSignature
@@ -13,11 +13,16 @@ FORMAT = 1
 HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
+BlobRole = Literal["program", "hlo"]
+"""`program`: what a device or a processor runs (.pt2, NEFF). `hlo`: the graph it was made from, an
+XLA HloModuleProto; it is what `--emulate` runs, and a device's loader reads shapes from it."""
+
+
 @dataclass(frozen=True)
 class Blob:
     """Bytes in the cache: `blobs/sha256/<2>/<digest>`. `role` says what a loader does with them."""
 
-    role: Literal["program"]
+    role: BlobRole
     digest: str
     size_bytes: int
 
@@ -93,15 +98,25 @@ class Manifest:
             _check(type(raw[name]) in (int, float) and 0 <= raw[name] < 1e12, name)
         rss = raw["peak_rss_bytes"]
         _check(type(rss) is int and 0 <= rss < 1 << 63, "peak_rss_bytes")
-        blobs = raw["blobs"]
-        _check(isinstance(blobs, list) and len(blobs) > 0, "blobs")
         return cls(
             **{
                 **raw,
                 "signature": ProgramSignature.from_json(raw["signature"]),
-                "blobs": tuple(blob_from_json(b) for b in blobs),
+                "blobs": blobs_from_json(raw["blobs"]),
             }
         )
+
+
+def blob_of(blobs: tuple[Blob, ...], role: BlobRole) -> Blob | None:
+    return next((blob for blob in blobs if blob.role == role), None)
+
+
+def blobs_from_json(raw: Any) -> tuple[Blob, ...]:
+    """Raises CacheError for anything but a list of Blobs, at most one of each role."""
+    _check(isinstance(raw, list) and len(raw) > 0, "blobs")
+    blobs = tuple(blob_from_json(b) for b in raw)
+    _check(len({blob.role for blob in blobs}) == len(blobs), "blobs")
+    return blobs
 
 
 def blob_from_json(raw: Any) -> Blob:
@@ -109,7 +124,7 @@ def blob_from_json(raw: Any) -> Blob:
     well_formed = (
         isinstance(raw, dict)
         and set(raw) == {"role", "digest", "size_bytes"}
-        and raw["role"] == "program"
+        and raw["role"] in get_args(BlobRole)
         and is_digest(raw["digest"])
         and type(raw["size_bytes"]) is int
         and raw["size_bytes"] > 0

@@ -73,7 +73,7 @@ def compile_job(
         if isinstance(found, Hit):
             return found.manifest, True
         start = time.monotonic()
-        binary = compiler.compile(lowered, work_dir)
+        files = compiler.compile(lowered, work_dir)
         compile_s = time.monotonic() - start
         print(f"{program.name}: compiled in {compile_s:.1f} s", flush=True)
         sys.stdout.flush()
@@ -87,7 +87,7 @@ def compile_job(
             inputs=inputs,
             graph_key=key,
             signature=program.signature,
-            blobs=(cache.add_blob(binary),),
+            blobs=tuple(cache.add_blob(path, role) for role, path in files.items()),
             toolchain=dict(toolchain.versions),
             lower_s=round(lower_s, 3),
             compile_s=round(compile_s, 3),

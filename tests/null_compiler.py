@@ -17,6 +17,7 @@ from typing import Any, Literal
 from fakes import model_folder
 from nxbucket.compile.canonical import canonical_json
 from nxbucket.compile.compiler import CompilerSpec, Lowered
+from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.architecture import Architecture, Rope
@@ -64,7 +65,7 @@ class NullCompiler:
         graph: dict[str, Any] = {"size": 0} if self.options.one_graph else asdict(program)
         return Lowered(canonical_json(graph), program)
 
-    def compile(self, lowered: Lowered, work_dir: Path) -> Path:
+    def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
         name, options = lowered.payload.name, self.options
         self._note("compile", name)
         time.sleep(options.sleep_s)
@@ -83,7 +84,7 @@ class NullCompiler:
         salt = os.urandom(8).hex() if options.salt == "random" else options.salt
         binary = work_dir / "program.bin"
         binary.write_bytes(b"null " + salt.encode() + lowered.graph)
-        return binary
+        return {"program": binary}
 
     def _note(self, event: str, name: str, pid: int | None = None) -> None:
         if self.options.events is not None:

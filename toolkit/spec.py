@@ -18,6 +18,7 @@ between its server and its `LLM` class:
     num_seqs_buckets            powers of two from 1, closed by max_num_seqs
     optlevel                    1
     auto_cast                   none
+    lnc                         2 on trn2 and trn3, 1 on the other Neuron targets
     march                       the compiling host's level
     cache                       the user's cache folder
 
@@ -69,7 +70,7 @@ class CompilerOptions(_Frozen):
     auto_cast: str = "none"
     """What neuronx-cc may cast to a narrower type: none, matmult or all."""
     lnc: int | None = None
-    """Physical cores per logical core on trn2 and later, 1 or 2."""
+    """Physical cores per logical core: 1 or 2 on trn2 and trn3, 1 on the others."""
     flags: tuple[str, ...] = ()
     """More arguments for neuronx-cc, each in quotes."""
     march: str | None = None
@@ -96,7 +97,7 @@ class DeploySpec(_Frozen):
     """Of a hub id: a branch, a tag or a commit. `compile` writes the commit that it is into the
     lock, and a server fetches that commit, whatever the branch has become."""
     target: str
-    """What the programs are compiled for. Today: cpu."""
+    """What the programs are compiled for: cpu, trn1, trn1n, inf2, trn2 or trn3."""
     dtype: Dtype
     """Of weights, KV cache and arithmetic: float32, bfloat16 or float16. Weights stored in another
     type are converted when they are loaded."""

@@ -32,6 +32,8 @@ MARCH_LEVELS = ("x86-64-v3", "x86-64-v4")
 DTYPES = ("float32", "bfloat16", "float16")
 LengthRule = Callable[[list[object], str, Limits], list[Problem]]
 TARGETS = ("cpu", "trn1", "trn1n", "inf2", "trn2", "trn3")
+LNC_OF = {"trn1": (1,), "trn1n": (1,), "inf2": (1,), "trn2": (2, 1), "trn3": (2, 1)}
+"""Physical cores that can make one logical core, our default first (AWS's own on trn2)."""
 
 KEYS: dict[str, tuple[str, ...]] = {
     "": (
@@ -177,11 +179,7 @@ class _SpecReader:
         return config
 
     def _read_target(self) -> str | None:
-        target = self._top.choice("target", TARGETS, "cpu")
-        if target not in (None, "cpu"):
-            hint = "today target: cpu compiles and serves"
-            self._top.report("target", "not-yet", f"not yet: target {target}", hint)
-        return target
+        return self._top.choice("target", TARGETS, "cpu")
 
     def _read_dtype(self, config: ModelConfig | None) -> str | None:
         top = self._top
@@ -282,10 +280,11 @@ class _SpecReader:
             else:
                 message = f"{section.dotted(f'flags[{index}]')} is no string"
                 section.report(f"flags[{index}]", "wrong-type", message, "put it in quotes")
+        lnc = section.integer("lnc", None, maximum=2)
         values = {
             "optlevel": section.integer("optlevel", 1, maximum=3),
             "auto_cast": section.choice("auto_cast", ("none", "matmult", "all"), "none"),
-            "lnc": section.integer("lnc", None, maximum=2),
+            "lnc": lnc,
             "flags": tuple(flags),
         }
         for key, without_effect in (("optlevel", 1), ("auto_cast", "none"), ("lnc", None)):
@@ -293,7 +292,26 @@ class _SpecReader:
                 self._refuse_neuron_option(section, key)
         if target == "cpu" and flags:
             self._refuse_neuron_option(section, "flags")
-        return {**values, "march": section.choice("march", MARCH_LEVELS, None)}
+        march = section.choice("march", MARCH_LEVELS, None)
+        if target not in (None, "cpu"):
+            if march is not None:
+                message = f"{section.dotted('march')} is an option of target cpu"
+                hint = f"delete the line: target {target} has lnc, optlevel, auto_cast and flags"
+                section.report("march", "no-effect", message, hint)
+            values["lnc"] = self._check_lnc(section, str(target), lnc)
+        return {**values, "march": march}
+
+    @staticmethod
+    def _check_lnc(section: Section, target: str, lnc: int | None) -> int | None:
+        """Always a number for a Neuron target: the compiler is never left to its own default."""
+        allowed = LNC_OF[target]
+        if lnc is not None and lnc not in allowed:
+            message = (
+                f"{section.dotted('lnc')} is {lnc}; target {target} has no logical cores of {lnc}"
+            )
+            hint = f"lnc: {allowed[0]}, or delete the line (neuronx-cc calls this NCC_EARG001)"
+            section.report("lnc", "lnc", message, hint)
+        return lnc or allowed[0]
 
     @staticmethod
     def _refuse_neuron_option(section: Section, key: str) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,11 +25,12 @@ from nxbucket.compile.lockfile import (
     read_lock,
     write_lock,
 )
-from nxbucket.compile.manifest import Blob
+from nxbucket.compile.manifest import Blob, BlobRole
 from nxbucket.compile.plan import plan_programs
 from nxbucket.toolkit.errors import LockError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
+ROLES = get_args(BlobRole)
 TARGET = "cpu-null"
 
 
@@ -101,7 +102,10 @@ def targets(draw: st.DrawFn) -> LockedTarget:
     def program(phase: Any, size: int, context: int | None = None) -> LockedProgram:
         blobs = draw(
             st.lists(
-                st.builds(Blob, st.just("program"), digests, st.integers(1)), min_size=1, max_size=2
+                st.builds(Blob, st.sampled_from(ROLES), digests, st.integers(1)),
+                min_size=1,
+                max_size=2,
+                unique_by=lambda blob: blob.role,
             )
         )
         keys = draw(digests), draw(digests)

@@ -1,7 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from null_compiler import NULL_TOOLCHAIN, a_program
 
 from nxbucket.compile.key import key_inputs
-from nxbucket.compile.manifest import Blob, Manifest
+from nxbucket.compile.manifest import Blob, BlobRole, Manifest
 from nxbucket.compile.signature import ProgramSignature, TensorSpec
 from nxbucket.toolkit.errors import CacheError
 
+ROLES = get_args(BlobRole)
 PROGRAM = a_program()
 MANIFEST = Manifest(
     key_kind="input",
@@ -57,9 +58,10 @@ manifests = st.builds(
     graph_key=digests,
     signature=signatures,
     blobs=st.lists(
-        st.builds(Blob, role=st.just("program"), digest=digests, size_bytes=sizes),
+        st.builds(Blob, role=st.sampled_from(ROLES), digest=digests, size_bytes=sizes),
         min_size=1,
-        max_size=3,
+        max_size=2,
+        unique_by=lambda blob: blob.role,
     ).map(tuple),
     toolchain=st.dictionaries(names, names, max_size=3),
     lower_s=seconds,
@@ -184,6 +186,12 @@ def test_a_tensor_with_a_field_of_the_wrong_type_is_an_error(name: str, value: A
 def test_a_malformed_blob_is_an_error(blob: Any) -> None:
     with pytest.raises(CacheError, match="blobs"):
         Manifest.from_json(changed(lambda raw: raw.update(blobs=[blob])))
+
+
+def test_two_blobs_of_one_role_are_an_error() -> None:
+    blob = {"role": "program", "digest": "b" * 64, "size_bytes": 1}
+    with pytest.raises(CacheError, match="blobs"):
+        Manifest.from_json(changed(lambda raw: raw.update(blobs=[blob, blob])))
 
 
 @given(st.binary(max_size=200))

@@ -228,7 +228,12 @@ def test_a_budget_above_max_model_len_is_cut_and_said(load: Load) -> None:
         pytest.param("max_num_seqs: 0o10", "wrong-type", ["string 0o10, integer"], id="B118"),
         pytest.param("max_num_seqs:", "empty-value", ["max_num_seqs"], id="null"),
         pytest.param("max_num_seqs: [8]", "wrong-type", ["a list, integer"], id="list"),
-        pytest.param("target: trn2", "not-yet", ["trn2"], id="trn2"),
+        pytest.param(
+            "target: trn1\ncompiler: {lnc: 2}", "lnc", ["compiler.lnc"], id="lnc of another target"
+        ),
+        pytest.param(
+            "target: trn2\ncompiler: {march: x86-64-v3}", "no-effect", ["march"], id="trn2 march"
+        ),
         pytest.param("target: tnr1", "unknown-value", ["trn1"], id="target"),
         pytest.param("dtype: float31", "unknown-value", ["float32"], id="dtype"),
         pytest.param("dtype: 32", "wrong-type", ["integer 32, string"], id="dtype-int"),

@@ -73,7 +73,7 @@ def compiled_program(program: BucketProgram, work_dir: Path) -> Executable:
     work_dir.mkdir()
     compiler = CpuCompiler()
     toolchain = compiler.toolchain()
-    package = compiler.compile(compiler.lower(program), work_dir)
+    files = compiler.compile(compiler.lower(program), work_dir)
     manifest = Manifest(
         key_kind="input",
         program=program.name,
@@ -90,7 +90,7 @@ def compiled_program(program: BucketProgram, work_dir: Path) -> Executable:
     )
     loader = CpuLoader()
     loader.check_host(manifest)
-    return loader.load(package, manifest)
+    return loader.load(files["program"], manifest)
 
 
 def run_two_sequences(server: EagerServer) -> list[Running]:
