@@ -14,13 +14,12 @@ from nxbucket.compile.programs import segments
 
 
 def write_kv(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
-    """cache[slot // block_size, slot % block_size] = rows, in place.
+    """Row i becomes slot `slot_mapping[i]` of the cache, in place: no division, on any device.
 
     cache [num_blocks, block_size, kv_heads, head_dim]; rows [n, kv_heads, head_dim];
     slot_mapping int32 [n], each a valid slot (padding rows: SCRATCH_SLOT).
     """
-    block_size = cache.shape[1]
-    cache.index_put_((slot_mapping // block_size, slot_mapping % block_size), rows)
+    cache.flatten(0, 1).index_put_((slot_mapping,), rows)
 
 
 def prefill_attention(
@@ -49,7 +48,7 @@ def prefill_attention(
         last = positions.repeat(group)[None]
         table = block_table[None]
         out = segments.attend(rows, keys, values, table, last, end, segment_blocks, window)
-        return out.view(heads, tokens, head_dim).transpose(0, 1)
+        return out.reshape(heads, tokens, head_dim).transpose(0, 1)
     k, v = _gather(keys, block_table), _gather(values, block_table)
     key_positions = torch.arange(k.shape[0], dtype=torch.int32)
     in_sequence = (key_positions < end)[:, None, None]

@@ -12,13 +12,16 @@ result: loop 15 s and 2.1 MB at 8 segments, and as long by the clock at 32 and 6
 and 3.2 MB, and a context of 256 tokens takes as long as one of 16384 (with the loop, a twentieth).
 So 32 layers of 32 segments are out of reach for copies.
 
-A compiler without loops (neuronx-cc's verified operators have no `while`) may unroll it: the body's
-first operand counts segments from 0, there are `block_table.shape[1]` of them (the body's table is
-[batch, segments, blocks per segment]), and running the body past the condition's end changes
-nothing, because a segment in which a row sees nothing leaves that row as it was.
+Where a segment's scores would still be larger than SCORE_TILE_BYTES (a long chunk, a long segment),
+the rows are taken a tile at a time, in a loop around the other.
+
+Neuron's compiler takes loops of a fixed number of rounds only (AWS, jax-neuronx known issues). So
+each loop counts from 0 in its first operand up to a constant; what else its condition asks is a
+chance to end early that a lowering may ignore: a segment in which a row sees nothing leaves that
+row as it was.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +32,8 @@ LOWEST = torch.finfo(torch.float32).min
 """Stands for -inf, which would give NaN where a row has seen nothing yet: -inf - -inf."""
 
 NULL_BLOCK = 0
+
+SCORE_TILE_BYTES = 256 << 20
 
 
 def attend(
@@ -48,29 +53,74 @@ def attend(
     end int32 [batch], tokens of the sequence: what lies behind them may hold anything, NaN too.
     -> [batch, kv_heads, rows, head_dim], the query's dtype
     """
-    batch, _, _, head_dim = query.shape
+    batch, kv_heads, rows, head_dim = query.shape
     num_segments = -(-block_table.shape[1] // segment_blocks)
     surplus = num_segments * segment_blocks - block_table.shape[1]
     table = F.pad(block_table, (0, surplus), value=NULL_BLOCK)
     table = table.view(batch, num_segments, segment_blocks)
     scaled = query.float() * head_dim**-0.5
-    longest = end.max()
     first = torch.zeros_like(last) if window is None else last - (window - 1)
+    context = (keys, values, table, end, end.max())
+    row_bytes = 4 * batch * kv_heads * segment_blocks * keys.shape[1]
+    num_tiles = -(-rows * row_bytes // SCORE_TILE_BYTES)
+    if num_tiles == 1:
+        return _all_segments(scaled, first, last, *context).to(query.dtype)
+    tile = -(-rows // num_tiles)
+    padding = num_tiles * tile - rows
+    tiles = F.pad(scaled, (0, 0, 0, padding)).view(batch, kv_heads, num_tiles, tile, head_dim)
+    first, last = (F.pad(x, (0, padding)).view(batch, num_tiles, tile) for x in (first, last))
+    out = _all_tiles(tiles.movedim(2, 0), first.movedim(1, 0), last.movedim(1, 0), *context)
+    out = out.movedim(0, 2).reshape(batch, kv_heads, num_tiles * tile, head_dim)
+    return out[:, :, :rows].to(query.dtype)
+
+
+def _all_tiles(query: Tensor, first: Tensor, last: Tensor, *context: Tensor) -> Tensor:
+    """query [tiles, batch, kv_heads, rows, head_dim]; first, last [tiles, batch, rows]."""
+    num_tiles = query.shape[0]
+
+    def not_at_end(tile: Tensor, *_: Tensor) -> Tensor:
+        return tile < num_tiles
+
+    def attend_tile(
+        tile: Tensor, out: Tensor, query: Tensor, first: Tensor, last: Tensor, *context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        at = tile[None]
+        rows = (x.index_select(0, at)[0] for x in (query, first, last))
+        attended = _all_segments(*rows, *context)
+        return tile + 1, out.index_put((at,), attended[None])
+
+    state: Any = (torch.zeros((), dtype=torch.int32), torch.zeros_like(query))
+    operands = (query, first, last, *context)
+    _, out = while_loop_op(not_at_end, attend_tile, state, operands)
+    return cast(Tensor, out)
+
+
+def _all_segments(
+    query: Tensor,
+    first: Tensor,
+    last: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    end: Tensor,
+    longest: Tensor,
+) -> Tensor:
+    """float32, like the scaled query; `first` and `last` say what each row sees."""
     state: Any = (  # while_loop's annotation says a tuple of one
         torch.zeros((), dtype=torch.int32),
-        torch.full_like(scaled[..., :1], LOWEST),
-        torch.zeros_like(scaled[..., :1]),
-        torch.zeros_like(scaled),
+        torch.full_like(query[..., :1], LOWEST),
+        torch.zeros_like(query[..., :1]),
+        torch.zeros_like(query),
     )
-    context = (scaled, keys, values, table, first, last, end, longest)
-    _, _, total, weighted = while_loop_op(_not_at_end, _fold_segment, state, context)
-    out: Tensor = (weighted / total).to(query.dtype)
-    return out
+    operands = (query, keys, values, table, first, last, end, longest)
+    _, _, total, weighted = while_loop_op(_not_at_end, _fold_segment, state, operands)
+    return cast(Tensor, weighted / total)
 
 
 def _not_at_end(segment: Tensor, *operands: Tensor) -> Tensor:
     keys, table, longest = operands[4], operands[6], operands[10]
-    return segment * (table.shape[2] * keys.shape[1]) < longest
+    before_longest = segment * (table.shape[2] * keys.shape[1]) < longest
+    return (segment < table.shape[1]) & before_longest
 
 
 def _fold_segment(

@@ -1,0 +1,56 @@
+"""The lowering as a compiler: its artifact is the HLO itself, for `--emulate`.
+
+Importing this imports neither torch nor jax.
+"""
+
+import importlib.metadata
+from pathlib import Path
+
+from nxbucket.compile.compiler import Lowered
+from nxbucket.compile.manifest import BlobRole
+from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.toolchain import Toolchain
+from nxbucket.toolkit.errors import EnvironmentProblem
+
+LOWERING_PACKAGES = ("torch", "jax", "jaxlib")
+
+
+class HloCompiler:
+    """What every Neuron compiler would be given, whatever its target."""
+
+    def toolchain(self) -> Toolchain:
+        return Toolchain("hlo", {"compiler": "none", "ir": "hlo"}, lowering_versions())
+
+    def lower(self, program: BucketProgram) -> Lowered:
+        return lower_to_hlo(program)
+
+    def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
+        return {"hlo": write_hlo(lowered, work_dir)}
+
+
+def lower_to_hlo(program: BucketProgram) -> Lowered:
+    """`graph` and `payload` are both the canonical bytes of an HloModuleProto.
+
+    Raises CompileError for an operator that has no rule.
+    """
+    from nxbucket.compile.hlo.lowering import lower
+
+    module = lower(program)
+    return Lowered(graph=module, payload=module)
+
+
+def write_hlo(lowered: Lowered, work_dir: Path) -> Path:
+    path = work_dir / "program.hlo"
+    path.write_bytes(lowered.payload)
+    return path
+
+
+def lowering_versions() -> dict[str, str]:
+    """Of what writes the graphs. Raises EnvironmentProblem if it is not installed."""
+    try:
+        return {name: importlib.metadata.version(name) for name in LOWERING_PACKAGES}
+    except importlib.metadata.PackageNotFoundError as err:
+        raise EnvironmentProblem(
+            f"Neuron targets are lowered with torch and jax; {err.name} is not installed",
+            hint="pip install 'nxbucket[hlo]'",
+        ) from err

@@ -1,0 +1,33 @@
+"""Run the exact bytes of an HloModuleProto on this host's processor, with XLA's own CPU compiler.
+
+What is run is the module that a Neuron compiler would be given, read back by XLA's importer: no
+program is traced again. The APIs are private names of jaxlib, which is pinned for that.
+"""
+
+import os
+from collections.abc import Sequence
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+from jaxlib import _jax
+
+
+class XlaCpuProgram:
+    """Compiled once, in seconds; called with the module's parameters in order.
+
+    A parameter that the module aliases to an output is given up: its buffer becomes the output.
+    """
+
+    def __init__(self, module: bytes) -> None:
+        (self.device,) = jax.local_devices(backend="cpu")[:1]
+        devices = _jax.DeviceList((self.device,))
+        imported = _jax.mlir.hlo_to_stablehlo(module)
+        self._executable = self.device.client.compile_and_load(
+            imported, devices, _jax.CompileOptions()
+        )
+
+    def __call__(self, parameters: Sequence[jax.Array]) -> list[jax.Array]:
+        """The module's outputs, in order."""
+        results = self._executable.execute_sharded(list(parameters))
+        return [shards[0] for shards in results.disassemble_into_single_device_arrays()]
