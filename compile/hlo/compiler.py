@@ -12,6 +12,10 @@ from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import EnvironmentProblem
 
+LOWERING_VERSION = 1
+"""Of our rules (operators.py, lowering.py, canonical.py). Bumped by hand when the HLO of any
+program changes; the golden digests in the tests insist on it."""
+
 LOWERING_PACKAGES = ("torch", "jax", "jaxlib")
 
 
@@ -48,9 +52,10 @@ def write_hlo(lowered: Lowered, work_dir: Path) -> Path:
 def lowering_versions() -> dict[str, str]:
     """Of what writes the graphs. Raises EnvironmentProblem if it is not installed."""
     try:
-        return {name: importlib.metadata.version(name) for name in LOWERING_PACKAGES}
+        packages = {name: importlib.metadata.version(name) for name in LOWERING_PACKAGES}
     except importlib.metadata.PackageNotFoundError as err:
         raise EnvironmentProblem(
             f"Neuron targets are lowered with torch and jax; {err.name} is not installed",
             hint="pip install 'nxbucket[hlo]'",
         ) from err
+    return {"rules": str(LOWERING_VERSION), **packages}

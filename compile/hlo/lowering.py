@@ -30,7 +30,7 @@ from nxbucket.compile.programs.families import program_module
 from nxbucket.compile.signature import ProgramSignature
 from nxbucket.toolkit.errors import CompileError
 
-PROGRAM_LINE = re.compile(r'File "[^"]*/(programs/\w+\.py)", line (\d+)')
+SOURCE_LINE = re.compile(r'File "[^"]*?([^"/]+/[^"/]+)", line (\d+)')
 
 
 def lower(program: BucketProgram) -> bytes:
@@ -53,13 +53,16 @@ def lower(program: BucketProgram) -> bytes:
 
 
 def export(program: BucketProgram) -> ExportedProgram:
-    """The program in core ATen operators, its KV updates as outputs."""
     with FakeTensorMode():
         inputs = tuple(
             torch.empty(t.shape, dtype=getattr(torch, t.dtype)) for t in program.signature.inputs
         )
     with torch.no_grad():
-        traced = torch.export.export(program_module(program), inputs, strict=False)
+        return decomposed(torch.export.export(program_module(program), inputs, strict=False))
+
+
+def decomposed(traced: ExportedProgram) -> ExportedProgram:
+    """In core ATen operators, updates of inputs as outputs."""
     exported: ExportedProgram = traced.run_decompositions()
     _fold_transposes(exported.graph_module.graph)
     return exported
@@ -94,13 +97,22 @@ def _as_function(exported: ExportedProgram, signature: ProgramSignature) -> Call
     }
     order = [positions[t.alias] for t in signature.outputs]
 
+    run = interpreter_of(exported)
+
     def function(*inputs: jax.Array) -> tuple[jax.Array, ...]:
-        results = _Interpreter(exported.graph_module).run(
-            *constants, *inputs, enable_io_processing=False
-        )
+        results = run(*constants, *inputs)
         return tuple(results[i] for i in order)
 
     return function
+
+
+def interpreter_of(exported: ExportedProgram) -> Callable[..., Any]:
+    """The graph as a function jax can trace: lifted constants first, then the inputs."""
+
+    def run(*arguments: jax.Array) -> Any:
+        return _Interpreter(exported.graph_module).run(*arguments, enable_io_processing=False)
+
+    return run
 
 
 def _buffer(exported: ExportedProgram, target: str) -> torch.Tensor:
@@ -166,5 +178,5 @@ def _rounds(condition: torch.fx.GraphModule, n: torch.fx.Node) -> int:
 
 
 def _place(n: torch.fx.Node) -> str:
-    found = PROGRAM_LINE.findall(n.meta.get("stack_trace") or "")
+    found = SOURCE_LINE.findall(n.meta.get("stack_trace") or "")
     return f" ({found[-1][0]}, line {found[-1][1]})" if found else ""

@@ -143,7 +143,7 @@ def _arange(start: int, end: int, step: int = 1, *, out: torch.Tensor, **_: Any)
     return counted if start == 0 else lax.add(counted, _operand(start, dtype, out.shape))
 
 
-@rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default)
+@rule(aten.view.default, aten.unsqueeze.default)
 def _reshape(x: Array, *_: Any, out: torch.Tensor) -> Array:
     return lax.reshape(x, tuple(out.shape))
 
@@ -240,7 +240,7 @@ def _addmm(bias: Array, x: Array, y: Array, *, out: torch.Tensor) -> Array:
 
 
 def _axes(x: Array, axes: int | Sequence[int] | None) -> tuple[int, ...]:
-    if axes is None:
+    if axes is None or axes == []:  # torch's two ways to say all of them
         return tuple(range(x.ndim))
     return tuple(a % x.ndim for a in ([axes] if isinstance(axes, int) else axes))
 

@@ -1,5 +1,6 @@
 """Graph digests: fixed by golden_graphs.json, and the same wherever they are computed."""
 
+import importlib.metadata
 import json
 import os
 import runpy
@@ -14,6 +15,7 @@ from null_compiler import ARCHITECTURE, LLAMA3_ROPE, a_program
 
 from nxbucket.compile.canonical import sha256_hex
 from nxbucket.compile.cpu import CpuCompiler
+from nxbucket.compile.hlo.compiler import LOWERING_VERSION, lower_to_hlo
 from nxbucket.compile.program import PROGRAM_VERSION, BucketProgram
 from nxbucket.toolkit.architecture import Architecture, Rope
 
@@ -38,7 +40,7 @@ def sample() -> dict[str, BucketProgram]:
     return programs
 
 
-def lowered_elsewhere(tmp_path: Path, seed: str, *arguments: str) -> dict[str, str]:
+def lowered_elsewhere(tmp_path: Path, seed: str, *arguments: str) -> dict[str, dict[str, str]]:
     done = subprocess.run(
         [sys.executable, str(UPDATE), "--print", *arguments],
         cwd=tmp_path,
@@ -50,8 +52,7 @@ def lowered_elsewhere(tmp_path: Path, seed: str, *arguments: str) -> dict[str, s
     found = json.loads(done.stdout)
     if found["torch"] != GOLDEN["torch"]:
         pytest.skip(f"golden digests are of torch {GOLDEN['torch']}, this is {found['torch']}")
-    graphs: dict[str, str] = found["graphs"]
-    return graphs
+    return {kind: found[kind] for kind in ("graphs", "hlo")}
 
 
 def test_no_graph_has_changed_without_a_new_program_version(digest: Digest) -> None:
@@ -72,11 +73,30 @@ def test_no_graph_has_changed_without_a_new_program_version(digest: Digest) -> N
 def test_a_graph_is_the_same_in_another_process_folder_order_and_hash_seed(tmp_path: Path) -> None:
     names = ["decode-plain", "prefill-llama3", "prefill-bias"]
     backwards = lowered_elsewhere(tmp_path, "4711", "--backwards", *names)
-    assert backwards == {name: GOLDEN["graphs"][name] for name in names}
+    for kind in ("graphs", "hlo"):
+        assert backwards[kind] == {name: GOLDEN[kind][name] for name in names}
 
 
 def test_every_program_of_the_sample_has_a_graph_of_its_own() -> None:
     assert len(set(GOLDEN["graphs"].values())) == len(GOLDEN["graphs"])
+    # What tells these apart from the plain one is in the architecture, and not in the arithmetic.
+    assert len(set(GOLDEN["hlo"].values())) == len(GOLDEN["hlo"])
+
+
+def test_no_hlo_has_changed_without_a_new_lowering_version(digest: Digest) -> None:
+    if importlib.metadata.version("jaxlib") != GOLDEN["jaxlib"]:
+        pytest.skip(f"golden digests are of jaxlib {GOLDEN['jaxlib']}")
+    found = {name: sha256_hex(lower_to_hlo(program).graph) for name, program in sample().items()}
+    changed = sorted(n for n in found if found[n] != GOLDEN["hlo"].get(n))
+    assert GOLDEN["lowering_version"] == LOWERING_VERSION, (
+        f"LOWERING_VERSION is {LOWERING_VERSION}, golden_graphs.json was written for "
+        f"{GOLDEN['lowering_version']}: run `python tests/compile/update_golden.py`"
+    )
+    assert not changed, (
+        f"the HLO of {', '.join(changed)} is not what golden_graphs.json says. If the change is "
+        "meant: bump LOWERING_VERSION in compile/hlo/compiler.py and run "
+        "`python tests/compile/update_golden.py`"
+    )
 
 
 def test_lowering_twice_gives_the_same_graph(digest: Digest) -> None:

@@ -1,13 +1,15 @@
-"""The golden graph digests: a sample of programs, lowered and hashed.
+"""The golden digests: a sample of programs, lowered for cpu and to HLO, and hashed.
 
     python tests/compile/update_golden.py            write golden_graphs.json
     python tests/compile/update_golden.py --print    print what would be written
     python tests/compile/update_golden.py --print --backwards NAME ...    some, in the other order
 
-Run the first after bumping PROGRAM_VERSION, and commit the file with the change of the graph.
+Run the first after bumping PROGRAM_VERSION or LOWERING_VERSION, and commit the file with the change
+of the graph.
 """
 
 import argparse
+import importlib.metadata
 import json
 import sys
 from dataclasses import replace
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from null_compiler import ARCHITECTURE, LLAMA3_ROPE, YARN_ROPE, a_program
 
 from nxbucket.compile.canonical import sha256_hex
+from nxbucket.compile.hlo.compiler import LOWERING_VERSION
 from nxbucket.compile.program import PROGRAM_VERSION, BucketProgram
 from nxbucket.toolkit.architecture import Rope
 
@@ -71,6 +74,12 @@ def graph_digest(program: BucketProgram) -> str:
     return sha256_hex(CpuCompiler("x86-64-v3").lower(program).graph)
 
 
+def hlo_digest(program: BucketProgram) -> str:
+    from nxbucket.compile.hlo.compiler import lower_to_hlo
+
+    return sha256_hex(lower_to_hlo(program).graph)
+
+
 def digests(names: list[str]) -> dict[str, Any]:
     import torch
 
@@ -79,6 +88,9 @@ def digests(names: list[str]) -> dict[str, Any]:
         "program_version": PROGRAM_VERSION,
         "torch": torch.__version__,
         "graphs": {name: graph_digest(programs[name]) for name in names},
+        "lowering_version": LOWERING_VERSION,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "hlo": {name: hlo_digest(programs[name]) for name in names},
     }
 
 
