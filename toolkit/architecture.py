@@ -8,6 +8,7 @@ those of transformers' config class of the family. Fields that do not touch the 
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -210,6 +211,7 @@ def _read_fields(
     rope, limit = read_rope(config, DEFAULT_POSITIONS[family], head_dim if sizes_known else None)
     _refuse_other_graphs(config)
     _refuse_nulls(config, family)
+    _refuse_types_of_others(config)
     if not config.problems:
         if num_heads % num_kv_heads:
             message = (
@@ -297,6 +299,36 @@ def _refuse_nulls(config: ConfigJson, family: Family) -> None:
         if config.has(key) and config.get(key) is None:
             hint = f"delete the line for the default of {FAMILIES[family]}, or give a value"
             config.report(key, "config-null", f"{key} is null, which transformers refuses", hint)
+
+
+def _refuse_types_of_others(config: ConfigJson) -> None:
+    """Types that a graph does not care for, and transformers 5 refuses when a server starts."""
+
+    def is_id(value: object) -> bool:
+        return type(value) is int
+
+    def is_id_or_ids(value: object) -> bool:
+        return is_id(value) or (isinstance(value, list) and all(map(is_id, value)))
+
+    fields: dict[str, tuple[Callable[[object], bool], str]] = {
+        "bos_token_id": (is_id, "an integer"),
+        "pad_token_id": (is_id, "an integer"),
+        "eos_token_id": (is_id_or_ids, "an integer or a list of integers"),
+        "rms_norm_eps": (lambda value: type(value) is float, "a number with a decimal point"),
+        "initializer_range": (lambda value: type(value) is float, "a number with a decimal point"),
+        "use_cache": (lambda value: type(value) is bool, "true or false"),
+    }
+    noted = {problem.key for problem in config.problems}
+    for key, (fits, wanted) in fields.items():
+        value = config.get(key)
+        if value is not None and key not in noted and not fits(value):
+            message = f"{key} is {describe(value)}, which transformers refuses: {wanted} wanted"
+            config.report(key, "config-type", message, "take config.json as published")
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    dtype = config.get(key)
+    if isinstance(dtype, str) and dtype.startswith("torch."):
+        message = f"{key} is {dtype!r}, which transformers refuses"
+        config.report(key, "config-type", message, f"write {dtype.removeprefix('torch.')!r}")
 
 
 def _refuse_other_graphs(config: ConfigJson) -> None:

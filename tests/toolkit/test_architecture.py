@@ -272,6 +272,36 @@ def test_a_null_that_transformers_refuses_is_refused_before_the_compile(
     assert (problem.code, problem.key) == ("config-null", key)
 
 
+@pytest.mark.parametrize(
+    ("field", "mend"),
+    [
+        ({"eos_token_id": "</s>"}, "published"),
+        ({"eos_token_id": [1, "a"]}, "published"),
+        ({"bos_token_id": [1]}, "published"),
+        ({"pad_token_id": 0.0}, "published"),
+        ({"rms_norm_eps": 1}, "published"),
+        ({"initializer_range": 1}, "published"),
+        ({"use_cache": 1}, "published"),
+        ({"dtype": "torch.bfloat16"}, "write 'bfloat16'"),
+    ],
+    ids=str,
+)
+def test_a_type_that_transformers_refuses_is_refused_before_the_compile(
+    tmp_path: Path, field: dict[str, Any], mend: str
+) -> None:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    folder = model_folder(tmp_path, **field)
+    with pytest.raises(SpecError) as caught:
+        read_architecture(folder)
+    [problem] = caught.value.problems
+    assert (problem.code, problem.key) == ("config-type", *field)
+    assert mend in problem.hint
+    with pytest.raises((StrictDataclassError, AttributeError)):
+        AutoConfig.from_pretrained(str(folder))
+
+
 def test_head_dim_need_not_be_hidden_size_over_heads(tmp_path: Path) -> None:
     # B93
     config = read_architecture(model_folder(tmp_path, hidden_size=80, head_dim=16))
@@ -373,7 +403,7 @@ def test_a_folder_without_config_is_a_problem(tmp_path: Path) -> None:
     [
         ({"dtype": ABSENT}, ["BF16", "BF16", "F32"], "bfloat16"),  # B106 a
         ({"torch_dtype": None, "dtype": "bfloat16"}, [], "bfloat16"),  # B106 b
-        ({"dtype": None, "torch_dtype": "torch.float16"}, [], "float16"),
+        ({"dtype": None, "torch_dtype": "float16"}, [], "float16"),
         ({"dtype": "float16"}, ["BF16"], "float16"),  # B106 c
         ({"dtype": ABSENT}, ["F8_E4M3"], "f8_e4m3"),
         ({"dtype": ABSENT}, [], None),
