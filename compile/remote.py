@@ -1,0 +1,148 @@
+"""Artifacts between the local cache and a shared store: pulled verified, pushed blobs first.
+
+The local cache is what compiles and servers use; a store is only ever behind it. What comes from a
+store is a stranger's until its entry is well formed, belongs to its key, and every blob has the
+size and sha256 that the entry says.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Corrupt, Hit
+from nxbucket.compile.canonical import file_sha256
+from nxbucket.compile.manifest import Blob, Manifest
+from nxbucket.compile.store import Content, Progress, Store
+from nxbucket.toolkit.errors import CacheError
+
+
+@dataclass(frozen=True)
+class Pulled:
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Absent:
+    pass
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """The store has an entry that cannot be used. `reason` names the object."""
+
+    reason: str
+
+
+Pull = Pulled | Absent | Damaged
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """`adopted`: the store's own manifest, where another host was faster with other bytes."""
+
+    status: Literal["pushed", "present", "adopted"]
+    manifest: Manifest
+
+
+def entry_name(key: str) -> str:
+    return f"entries/{key[:2]}/{key}.json"
+
+
+def blob_name(digest: str) -> str:
+    return f"blobs/sha256/{digest[:2]}/{digest}"
+
+
+def pull(
+    store: Store,
+    cache: ArtifactCache,
+    key: str,
+    progress: Progress,
+    accept: Callable[[Manifest], str | None] = lambda _: None,
+) -> Pull:
+    """Bring the artifact of `key` into the local cache. Call with `cache.lock(key)` held.
+
+    `accept` looks at the manifest before a byte of a blob is fetched, and says why it will not do.
+    Raises StoreError where the store cannot be asked; never for what it holds.
+    """
+    found = store.read(entry_name(key), MAX_ENTRY_BYTES)
+    if found is None:
+        return Absent()
+    manifest = _manifest(store, key, found)
+    if isinstance(manifest, Damaged):
+        return manifest
+    if reason := accept(manifest):
+        return Damaged(f"{store.location}/{entry_name(key)}: {reason}")
+    for blob in manifest.blobs:
+        if cache.check_blob(blob) is None:
+            continue
+        with cache.work_dir(key) as work_dir:
+            damage = _fetch(store, cache, blob, work_dir / "blob", progress)
+        if damage is not None:
+            return damage
+    cache.publish(manifest)
+    return Pulled(manifest)
+
+
+def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pushed:
+    """Bring the artifact of `key` to the store. The first writer wins.
+
+    Raises CacheError if the local artifact is not whole, StoreError if the store says no.
+    """
+    local = cache.lookup(key)
+    if not isinstance(local, Hit):
+        reason = local.reason if isinstance(local, Corrupt) else f"no entry {key}"
+        raise CacheError(f"not pushed: {reason}", hint="nxbucket compile")
+    manifest = local.manifest
+    name, payload = entry_name(key), manifest.to_json()
+    while True:
+        found = store.read(name, MAX_ENTRY_BYTES)
+        if found is not None:
+            theirs = _manifest(store, key, found)
+            if isinstance(theirs, Manifest) and _has_blobs(store, theirs):
+                same = theirs.blobs == manifest.blobs
+                return Pushed("present" if same else "adopted", theirs)
+        for blob in manifest.blobs:
+            blob_at = blob_name(blob.digest)
+            if not store.holds(blob_at, blob.size_bytes, blob.digest):
+                store.upload(blob_at, cache.blob_path(blob.digest), blob.digest, progress)
+        # Whoever collects garbage there may have taken one for it: it is young again, or still up.
+        if not _has_blobs(store, manifest):
+            continue
+        if store.put(name, payload, replacing=None if found is None else found.tag):
+            return Pushed("pushed", manifest)
+
+
+def _has_blobs(store: Store, manifest: Manifest) -> bool:
+    return all(store.holds(blob_name(b.digest), b.size_bytes, b.digest) for b in manifest.blobs)
+
+
+def _manifest(store: Store, key: str, found: Content) -> Manifest | Damaged:
+    at = f"{store.location}/{entry_name(key)}"
+    try:
+        manifest = Manifest.from_json(found.payload)
+    except CacheError as err:
+        return Damaged(f"{at}: {err.message}")
+    if manifest.key != key:
+        return Damaged(f"{at}: holds the entry of key {manifest.key}")
+    for name in ("target", "toolchain"):
+        if getattr(manifest, name) != manifest.inputs.get(name):
+            return Damaged(f"{at}: its `{name}` is not the one of its inputs")
+    return manifest
+
+
+def _fetch(
+    store: Store, cache: ArtifactCache, blob: Blob, staged: Path, progress: Progress
+) -> Damaged | None:
+    name = blob_name(blob.digest)
+    at = f"{store.location}/{name}"
+    if not store.fetch(name, staged, blob.size_bytes, progress):
+        return Damaged(f"{at}: missing")
+    size = staged.stat().st_size
+    if size != blob.size_bytes:
+        more = "more than " if size > blob.size_bytes else f"{size} bytes, not "
+        return Damaged(f"{at}: {more}{blob.size_bytes}")
+    if file_sha256(staged) != blob.digest:
+        return Damaged(f"{at}: sha256 differs from its name")
+    cache.add_blob(staged, blob.role)
+    return None

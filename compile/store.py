@@ -1,0 +1,255 @@
+"""Where artifacts are shared between hosts: a folder or an S3 bucket, behind one small protocol.
+
+    blobs/sha256/<2>/<64 hex>     the bytes
+    entries/<2>/<64 hex>.json     a Manifest
+
+The names and the rules are the local cache's (cache.py): blobs are immutable and go up first, the
+entry last and only if nobody was faster, and nothing is trusted before it is verified. Reading
+never lists: every name follows from a key or a digest.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+import filelock
+
+from nxbucket.compile.canonical import file_sha256
+from nxbucket.toolkit.errors import StoreError
+
+CHUNK_BYTES = 1 << 20
+MAX_PUT_BYTES = 64 << 20
+"""Of what `put` writes, whole: an entry."""
+Progress = Callable[[int], None]
+"""Told how many more bytes have gone through."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    name: str
+    size_bytes: int
+    modified_s: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A small object, whole. `tag` says which version this is, for `put(..., replacing=tag)`."""
+
+    payload: bytes
+    tag: str
+
+
+class Store(Protocol):
+    """Names are relative, with slashes. Every method raises StoreError with what, where and why.
+
+    Absence is an answer, not an error; a refusal (no permission) is never taken for absence.
+    """
+
+    @property
+    def location(self) -> str:
+        """As a person wrote it, for messages."""
+
+    def read(self, name: str, limit_bytes: int) -> Content | None:
+        """The object, if it is no larger; None if there is none."""
+
+    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> bool:
+        """Write the object to the file `into`; False if there is none."""
+
+    def holds(self, name: str, size_bytes: int, sha256: str) -> bool:
+        """Whether an object of this size (and sha256, where the store knows it) is there."""
+
+    def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
+        """Put a file under a name made of its own sha256: twice the same does no harm."""
+
+    def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:
+        """Write a small object where there is none, or over the version `replacing`; else False."""
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """In no particular order; what vanishes meanwhile may be missing or listed."""
+
+    def delete(self, name: str) -> None:
+        """Absent already is as good."""
+
+
+def open_store(location: str) -> Store:
+    """`s3://bucket/prefix`, or a folder. Raises StoreError for a location that is neither."""
+    if location.startswith("s3://"):
+        from nxbucket.compile.s3 import S3Store
+
+        return S3Store(location)
+    if "://" in location:
+        raise StoreError(
+            f"{location}: no store has this kind of address",
+            hint="s3://bucket/prefix, or the path of a folder",
+        )
+    return DirectoryStore(Path(location).expanduser().absolute())
+
+
+class DirectoryStore:
+    """A plain folder, on a shared disk or a mounted drive. The same layout as the local cache."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def location(self) -> str:
+        return str(self.root)
+
+    def read(self, name: str, limit_bytes: int) -> Content | None:
+        with self._said(name):
+            path = self._path(name)
+            try:
+                self._check_regular(path)
+                with path.open("rb") as f:
+                    payload = f.read(limit_bytes + 1)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if len(payload) > limit_bytes:
+            raise StoreError(f"{path}: larger than {limit_bytes} bytes, which no entry is")
+        return Content(payload, hashlib.sha256(payload).hexdigest())
+
+    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> bool:
+        with self._said(name):
+            path = self._path(name)
+            try:
+                self._check_regular(path)
+                source = path.open("rb")
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            with source, into.open("wb") as target:
+                _copy(source.read, target.write, limit_bytes, progress)
+        return True
+
+    def holds(self, name: str, size_bytes: int, sha256: str) -> bool:
+        with self._said(name):
+            path = self._path(name)
+            try:
+                return path.stat().st_size == size_bytes and file_sha256(path) == sha256
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+    def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
+        with self._said(name), self._staged(name) as staged:
+            with path.open("rb") as source, staged.open("wb") as target:
+                _copy(source.read, target.write, None, progress)
+                target.flush()
+                os.fsync(target.fileno())
+            staged.replace(self._path(name))
+
+    def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:
+        with self._said(name), self._staged(name) as staged, self._writing(name):
+            current = self.read(name, MAX_PUT_BYTES)
+            if (None if current is None else current.tag) != replacing:
+                return False
+            with staged.open("wb") as target:
+                target.write(payload)
+                target.flush()
+                os.fsync(target.fileno())
+            staged.replace(self._path(name))
+            return True
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        with self._said(prefix):
+            for path in self._path(prefix).rglob("*"):
+                try:
+                    found = path.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(found.st_mode):
+                    name = path.relative_to(self.root).as_posix()
+                    yield StoredObject(name, found.st_size, found.st_mtime)
+
+    def delete(self, name: str) -> None:
+        with self._said(name):
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        parts = PurePosixPath(name).parts
+        assert parts and ".." not in parts and not name.startswith("/"), name
+        return self.root.joinpath(*parts)
+
+    @staticmethod
+    def _check_regular(path: Path) -> None:
+        """A link could point anywhere, and reading a pipe would wait for ever."""
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise StoreError(f"{path} is not a plain file", hint="remove it, and push again")
+
+    @contextlib.contextmanager
+    def _staged(self, name: str) -> Iterator[Path]:
+        """A file beside the target's folder: on the same filesystem, under a name of its own."""
+        target = self._path(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+        try:
+            yield staged
+        finally:
+            staged.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """One writer of an entry at a time. The lock file stays: removing it would be a race."""
+        locks = self.root / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(locks / f"{PurePosixPath(name).stem}.put", mode=0o666):
+            yield
+
+    @contextlib.contextmanager
+    def _said(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as err:
+            raise StoreError(
+                f"{self.root / name}: {err.strerror or err}",
+                hint=f"check that {self.root} is mounted, and its owner and mode",
+            ) from err
+
+
+def _copy(
+    read: Callable[[int], bytes],
+    write: Callable[[bytes], object],
+    limit_bytes: int | None,
+    progress: Progress,
+) -> None:
+    """Stops one byte past the limit: what is larger than its entry says is wrong anyway."""
+    left = None if limit_bytes is None else limit_bytes + 1
+    while left is None or left > 0:
+        chunk = read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+        if not chunk:
+            return
+        write(chunk)
+        progress(len(chunk))
+        if left is not None:
+            left -= len(chunk)
+
+
+class ReadOnlyStore:
+    """Another store, of which nothing is changed: for hosts that only serve."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.read = store.read
+        self.fetch = store.fetch
+        self.holds = store.holds
+        self.list = store.list
+
+    @property
+    def location(self) -> str:
+        return self._store.location
+
+    def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
+        raise self._refusal(name)
+
+    def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:
+        raise self._refusal(name)
+
+    def delete(self, name: str) -> None:
+        raise self._refusal(name)
+
+    def _refusal(self, name: str) -> StoreError:
+        return StoreError(f"{self.location} is only read here, and {name} was to be written")

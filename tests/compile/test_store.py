@@ -1,0 +1,305 @@
+"""Both stores keep one contract; S3 also behind a proxy that answers 500, breaks off and drips."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from s3_stand_in import BUCKET, CREDENTIALS, Proxy, proxy_before, s3_server
+
+from nxbucket.compile.store import DirectoryStore, ReadOnlyStore, Store, open_store
+from nxbucket.toolkit.errors import StoreError
+
+PAYLOAD = b"an entry"
+NAME = "entries/ab/abcd.json"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with proxy_before(server) as proxy:
+        for name, value in CREDENTIALS.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+@pytest.fixture
+def s3(proxy: Proxy, request: pytest.FixtureRequest) -> Store:
+    prefix = hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
+    return open_store(f"s3://{BUCKET}/{prefix}")
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return open_store(str(tmp_path / "store"))
+    found: Store = request.getfixturevalue("s3")
+    return found
+
+
+def nobody(_: int) -> None:
+    pass
+
+
+def blob(tmp_path: Path, content: bytes = b"x" * 3_000_000) -> tuple[Path, str, str]:
+    digest = hashlib.sha256(content).hexdigest()
+    path = tmp_path / "blob"
+    path.write_bytes(content)
+    return path, digest, f"blobs/sha256/{digest[:2]}/{digest}"
+
+
+def test_what_is_not_there_is_absent(store: Store, tmp_path: Path) -> None:
+    assert store.read(NAME, 100) is None
+    assert not store.fetch(NAME, tmp_path / "into", 100, nobody)
+    assert not store.holds(NAME, 1, "0" * 64)
+    assert list(store.list("entries/")) == []
+    store.delete(NAME)
+
+
+def test_an_entry_is_put_once(store: Store) -> None:
+    assert store.put(NAME, PAYLOAD, replacing=None)
+    assert not store.put(NAME, b"another one", replacing=None)
+    found = store.read(NAME, 100)
+    assert found is not None
+    assert found.payload == PAYLOAD
+
+
+def test_an_entry_is_replaced_only_in_the_version_that_was_read(store: Store) -> None:
+    store.put(NAME, PAYLOAD, replacing=None)
+    old = store.read(NAME, 100)
+    assert old is not None
+    assert store.put(NAME, b"second", replacing=old.tag)
+    assert not store.put(NAME, b"third", replacing=old.tag)
+    found = store.read(NAME, 100)
+    assert found is not None
+    assert found.payload == b"second"
+
+
+def test_an_entry_that_is_gone_is_not_replaced(store: Store) -> None:
+    store.put(NAME, PAYLOAD, replacing=None)
+    old = store.read(NAME, 100)
+    assert old is not None
+    store.delete(NAME)
+    assert not store.put(NAME, b"second", replacing=old.tag)
+    assert store.read(NAME, 100) is None
+
+
+def test_a_blob_comes_back_byte_for_byte(store: Store, tmp_path: Path) -> None:
+    path, digest, name = blob(tmp_path, os.urandom(3_000_001))
+    up: list[int] = []
+    down: list[int] = []
+    store.upload(name, path, digest, up.append)
+    store.upload(name, path, digest, nobody)
+    assert store.holds(name, 3_000_001, digest)
+    assert not store.holds(name, 3_000_000, digest)
+    assert store.fetch(name, tmp_path / "into", 3_000_001, down.append)
+    assert (tmp_path / "into").read_bytes() == path.read_bytes()
+    assert sum(up) == sum(down) == 3_000_001
+
+
+def test_more_than_the_limit_is_not_taken(store: Store, tmp_path: Path) -> None:
+    path, digest, name = blob(tmp_path)
+    store.upload(name, path, digest, nobody)
+    assert store.fetch(name, tmp_path / "into", 10, nobody)
+    assert 10 < (tmp_path / "into").stat().st_size < 3_000_000
+    store.put(NAME, PAYLOAD, replacing=None)
+    with pytest.raises(StoreError, match="larger than 3 bytes"):
+        store.read(NAME, 3)
+
+
+def test_listing_finds_what_is_below_a_prefix(store: Store, tmp_path: Path) -> None:
+    path, digest, name = blob(tmp_path)
+    store.upload(name, path, digest, nobody)
+    store.put(NAME, PAYLOAD, replacing=None)
+    (entry,) = store.list("entries/")
+    assert (entry.name, entry.size_bytes) == (NAME, len(PAYLOAD))
+    assert abs(entry.modified_s - time.time()) < 60
+    assert [found.name for found in store.list("blobs/")] == [name]
+    store.delete(NAME)
+    assert list(store.list("entries/")) == []
+
+
+def test_a_store_that_is_only_read_refuses_the_rest(store: Store, tmp_path: Path) -> None:
+    path, digest, name = blob(tmp_path)
+    store.put(NAME, PAYLOAD, replacing=None)
+    only = ReadOnlyStore(store)
+    assert only.read(NAME, 100) == store.read(NAME, 100)
+    for write in (
+        lambda: only.put(NAME, b"", replacing=None),
+        lambda: only.upload(name, path, digest, nobody),
+        lambda: only.delete(NAME),
+    ):
+        with pytest.raises(StoreError, match="only read here"):
+            write()
+
+
+@pytest.mark.parametrize("location", ["gs://bucket/x", "http://host/x", "s3://", "s3://No_Bucket"])
+def test_an_address_that_is_none_is_refused(location: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        open_store(location)
+    assert "s3://bucket/prefix" in str(caught.value.hint)
+
+
+# A folder
+
+
+def test_a_link_in_a_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "store/entries/ab").mkdir(parents=True)
+    (tmp_path / "store" / NAME).symlink_to(tmp_path / "secret")
+    with pytest.raises(StoreError, match="not a plain file"):
+        DirectoryStore(tmp_path / "store").read(NAME, 100)
+
+
+def test_a_folder_without_permission_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        (tmp_path / "entries").write_text("a file in the way")
+        with pytest.raises(StoreError, match="entries"):
+            DirectoryStore(tmp_path).put(NAME, PAYLOAD, replacing=None)
+        return
+    (tmp_path / "entries").mkdir(mode=0)
+    with pytest.raises(StoreError, match="Permission denied"):
+        DirectoryStore(tmp_path).read(NAME, 100)
+
+
+# S3 on a bad day
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "reset", "slow"])
+def test_what_passes_is_tried_again(s3: Store, proxy: Proxy, tmp_path: Path, fault: str) -> None:
+    path, digest, name = blob(tmp_path)
+    proxy.fault = lambda request: fault if request.number % 2 == 0 else None
+    s3.upload(name, path, digest, nobody)
+    assert s3.put(NAME, PAYLOAD, replacing=None)
+    assert s3.holds(name, 3_000_000, digest)
+    assert s3.fetch(name, tmp_path / "into", 3_000_000, nobody)
+    assert (tmp_path / "into").read_bytes() == path.read_bytes()
+
+
+def test_a_body_that_breaks_off_is_fetched_again(s3: Store, proxy: Proxy, tmp_path: Path) -> None:
+    path, digest, name = blob(tmp_path)
+    s3.upload(name, path, digest, nobody)
+    proxy.fault = lambda request: "truncate" if request.number % 3 else None
+    told: list[int] = []
+    assert s3.fetch(name, tmp_path / "into", 3_000_000, told.append)
+    assert (tmp_path / "into").read_bytes() == path.read_bytes()
+    assert sum(told) == 3_000_000
+
+
+def test_an_answer_that_got_lost_does_not_lose_the_put(s3: Store, proxy: Proxy) -> None:
+    """The second attempt meets its own first one, and S3 says that somebody was faster."""
+    start = len(proxy.seen)
+    proxy.fault = lambda request: "lost" if request.number == start else None
+    assert s3.put(NAME, PAYLOAD, replacing=None)
+
+
+@pytest.mark.parametrize("fault", ["500", "reset"])
+def test_a_server_that_stays_down_is_an_error_in_bounded_time(
+    s3: Store, proxy: Proxy, tmp_path: Path, fault: str
+) -> None:
+    proxy.fault = lambda _: fault
+    start = time.monotonic()
+    with pytest.raises(StoreError) as caught:
+        s3.read(NAME, 100)
+    assert time.monotonic() - start < 60
+    assert f"/{NAME}" in caught.value.message
+    assert "goes on from here" in str(caught.value.hint)
+
+
+def test_a_body_that_always_breaks_off_is_an_error(s3: Store, proxy: Proxy, tmp_path: Path) -> None:
+    path, digest, name = blob(tmp_path)
+    s3.upload(name, path, digest, nobody)
+    proxy.fault = lambda _: "truncate"
+    with pytest.raises(StoreError, match=name):
+        s3.fetch(name, tmp_path / "into", 3_000_000, nobody)
+
+
+def test_no_permission_is_never_taken_for_absence(s3: Store, proxy: Proxy, tmp_path: Path) -> None:
+    # B80, B82
+    proxy.fault = lambda _: "403"
+    start = len(proxy.seen)
+    for ask, permission in (
+        (lambda: s3.read(NAME, 100), "s3:GetObject"),
+        (lambda: s3.fetch(NAME, tmp_path / "into", 100, nobody), "s3:GetObject"),
+        (lambda: s3.holds(NAME, 1, "0" * 64), "s3:GetObject"),
+        (lambda: s3.put(NAME, PAYLOAD, replacing=None), "s3:PutObject"),
+        (lambda: list(s3.list("entries/")), "s3:ListBucket"),
+        (lambda: s3.delete(NAME), "s3:DeleteObject"),
+    ):
+        with pytest.raises(StoreError, match="access denied") as caught:
+            ask()
+        assert permission in str(caught.value.hint)
+        assert BUCKET in str(caught.value.hint)
+    # No use in asking again.
+    assert len(proxy.seen) - start == 6
+
+
+def test_a_missing_bucket_is_named(proxy: Proxy) -> None:
+    with pytest.raises(StoreError, match="no bucket no-such-bucket"):
+        open_store("s3://no-such-bucket/x").read(NAME, 100)
+
+
+def test_missing_credentials_are_named(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreError, match="no AWS credentials") as caught:
+        open_store(f"s3://{BUCKET}/x").read(NAME, 100)
+    assert "AWS_PROFILE" in str(caught.value.hint)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "1")
+    assert open_store(f"s3://{BUCKET}/x").read(NAME, 100) is None
+
+
+def test_a_profile_that_is_none_is_named(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(StoreError, match="nobody"):
+        open_store(f"s3://{BUCKET}/x")
+
+
+def test_every_request_stays_below_the_prefix(s3: Store, proxy: Proxy, tmp_path: Path) -> None:
+    # B81
+    path, digest, name = blob(tmp_path)
+    s3.upload(name, path, digest, nobody)
+    s3.put(NAME, PAYLOAD, replacing=None)
+    s3.read(NAME, 100)
+    s3.holds(name, 1, digest)
+    list(s3.list("entries/"))
+    prefix = s3.location.removeprefix("s3://")
+    for request in proxy.seen:
+        assert request.path.startswith(f"/{prefix}/") or f"prefix={prefix.partition('/')[2]}" in (
+            request.path.lower()
+        )
+
+
+@pytest.mark.parametrize("spelling", ["s3://{}/team", "s3://{}/team/", "s3://{}//team//"])
+def test_slashes_around_the_prefix_change_nothing(proxy: Proxy, spelling: str) -> None:
+    # B85
+    open_store(f"s3://{BUCKET}/team").put("entries/slashes", b"x", replacing=None)
+    assert open_store(spelling.format(BUCKET)).read("entries/slashes", 10) is not None
+
+
+def test_a_slash_behind_the_endpoint_changes_nothing(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # B85
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"{proxy.endpoint}/")
+    assert open_store(f"s3://{BUCKET}/team").read(NAME, 10) is None
+
+
+def test_a_folder_as_store_imports_no_s3_client(tmp_path: Path) -> None:
+    code = (
+        "import sys; from nxbucket.compile.store import open_store; "
+        f"open_store({str(tmp_path)!r}).read('entries/x', 1); "
+        "print({'boto3', 'botocore'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
