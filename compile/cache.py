@@ -270,8 +270,12 @@ class ArtifactCache:
         A file already there is kept if it verifies: other entries may point at it.
         """
         blob = Blob(role, file_sha256(staged), staged.stat().st_size)
-        if self.check_blob(blob) is not None:
-            with self.writing():
+        with self.writing():
+            if self.check_blob(blob) is None:
+                # Young again: gc may not take it before the entry that is about to name it.
+                with contextlib.suppress(PermissionError):
+                    os.utime(self.blob_path(blob.digest))
+            else:
                 _sync(staged)
                 target = self.blob_path(blob.digest)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -297,6 +301,11 @@ class ArtifactCache:
                 _sync(path.parent)
             finally:
                 staged.unlink(missing_ok=True)
+
+    def mark_used(self, key: str) -> None:
+        """For gc, which takes first what was not used for longest."""
+        with contextlib.suppress(OSError):
+            os.utime(self.entry_path(key))
 
     def link(self, graph_entry: Manifest, inputs: dict[str, object]) -> Manifest:
         """Publish an input-key entry that points at a graph-key entry's blobs."""

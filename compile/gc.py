@@ -1,0 +1,246 @@
+"""Removing what no one needs from a cache or a store: by lock reachability, age and size.
+
+An entry is kept if a given lock names it, if a process on this host holds it (a compile, a push, a
+server), or if it was made or used within the grace age. What then goes is chosen by the limits:
+older than an age, or the least recently used until the rest fits a size; without limits, all that
+no lock names. A blob goes when no entry names it any more.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
+from nxbucket.compile.leases import collecting, leased_keys
+from nxbucket.compile.lockfile import Lock
+from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.remote import blob_name, entry_name
+from nxbucket.compile.store import Store
+from nxbucket.toolkit.errors import CacheError
+
+Kind = Literal["entry", "blob", "temporary"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`grace_s` protects what is younger, whatever else is said."""
+
+    grace_s: float
+    max_age_s: float | None = None
+    max_size_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    kind: Kind
+    name: str
+    size_bytes: int
+    why: str
+
+
+@dataclass
+class Collected:
+    """`kept`: how many entries stay, by reason."""
+
+    removed: list[Removed] = field(default_factory=list)
+    kept: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def freed_bytes(self) -> int:
+        return sum(r.size_bytes for r in self.removed)
+
+    def keep(self, why: str) -> None:
+        self.kept[why] = self.kept.get(why, 0) + 1
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: str
+    manifest: Manifest | None
+    """None for an entry that cannot be read."""
+    used_s: float
+    size_bytes: int
+
+
+def reachable_keys(locks: Iterable[Lock]) -> set[str]:
+    """Input and graph keys of every program of every target."""
+    programs = [p for lock in locks for target in lock.targets.values() for p in target.programs]
+    return {key for p in programs for key in (p.key, p.graph_key)}
+
+
+def collect_cache(
+    cache: ArtifactCache, reachable: Collection[str], limits: Limits, *, dry_run: bool
+) -> Collected:
+    """One sweep of a local cache. Publishers wait for it; it waits for them."""
+    with cache.writing(), collecting(cache.root):
+        now = time.time()
+        entries = [
+            _Entry(key, _or_none(cache.entry(key)), *_stat_of(cache.entry_path(key)))
+            for key in cache.all_keys()
+        ]
+        held = leased_keys(cache.root)
+        collected = Collected()
+        doomed = _doomed(entries, reachable, held, limits, now, collected)
+        for entry, why in doomed.items():
+            path = cache.entry_path(entry.key)
+            _remove(path, "entry", entry.key, entry.size_bytes, why, dry_run, collected)
+        named = {
+            blob.digest
+            for entry in entries
+            if entry not in doomed and entry.manifest is not None
+            for blob in entry.manifest.blobs
+        }
+        for path in cache.root.glob("blobs/sha256/??/*"):
+            used_s, size_bytes = _stat_of(path)
+            if path.name in named or now - used_s < limits.grace_s:
+                continue
+            why = "no entry names it"
+            _remove(path, "blob", path.name, size_bytes, why, dry_run, collected)
+        _collect_temporary(cache, limits, now, dry_run, collected)
+        return collected
+
+
+def collect_store(
+    store: Store, reachable: Collection[str], limits: Limits, *, dry_run: bool
+) -> Collected:
+    """One sweep of a shared store, which has no locks: the grace age must outlast any push.
+
+    A push makes the blobs it relies on young again, so that no sweep takes them from under it.
+    """
+    now = time.time()
+    entries = []
+    for found in store.list("entries/"):
+        key = found.name.rpartition("/")[2].removesuffix(".json")
+        content = store.read(found.name, MAX_ENTRY_BYTES)
+        if content is None:
+            continue
+        manifest = None
+        with contextlib.suppress(CacheError):
+            manifest = Manifest.from_json(content.payload)
+        size = found.size_bytes + (manifest.size_bytes if manifest else 0)
+        entries.append(_Entry(key, manifest, found.modified_s, size))
+    collected = Collected()
+    doomed = _doomed(entries, reachable, (), limits, now, collected)
+    for entry, why in doomed.items():
+        if not dry_run:
+            store.delete(entry_name(entry.key))
+        collected.removed.append(Removed("entry", entry.key, 0, why))
+    # Listed after the entries went: what was published meanwhile is young.
+    named = {
+        blob_name(blob.digest)
+        for entry in entries
+        if entry not in doomed and entry.manifest is not None
+        for blob in entry.manifest.blobs
+    }
+    for found in list(store.list("blobs/")):
+        if found.name in named or now - found.modified_s < limits.grace_s:
+            continue
+        if not dry_run:
+            store.delete(found.name)
+        collected.removed.append(
+            Removed("blob", found.name.rpartition("/")[2], found.size_bytes, "no entry names it")
+        )
+    return collected
+
+
+def _doomed(
+    entries: list[_Entry],
+    reachable: Collection[str],
+    held: Collection[str],
+    limits: Limits,
+    now: float,
+    collected: Collected,
+) -> dict[_Entry, str]:
+    """Which entries go, and why. The oldest first, where a size must be reached."""
+    doomed: dict[_Entry, str] = {}
+    free = []
+    for entry in entries:
+        age = now - entry.used_s
+        if entry.key in held:
+            collected.keep("in use")
+        elif age < limits.grace_s:
+            collected.keep("younger than the grace age")
+        elif entry.manifest is None:
+            doomed[entry] = "cannot be read"
+        elif entry.key in reachable:
+            collected.keep("named by a lock")
+        elif limits.max_age_s is not None and age > limits.max_age_s:
+            doomed[entry] = "older than the limit"
+        elif limits.max_age_s is None and limits.max_size_bytes is None:
+            doomed[entry] = "no lock names it"
+        else:
+            free.append(entry)
+    if limits.max_size_bytes is not None:
+        for entry in sorted(free, key=lambda e: (e.used_s, e.key)):
+            rest = [e for e in entries if e not in doomed]
+            if _blob_bytes(rest) <= limits.max_size_bytes:
+                break
+            doomed[entry] = "the least recently used, over the size limit"
+    for entry in free:
+        if entry not in doomed:
+            collected.keep("within the limits")
+    return doomed
+
+
+def _blob_bytes(entries: list[_Entry]) -> int:
+    """Each blob once, however many entries name it."""
+    blobs = {b.digest: b.size_bytes for e in entries if e.manifest for b in e.manifest.blobs}
+    return sum(blobs.values())
+
+
+def _collect_temporary(
+    cache: ArtifactCache, limits: Limits, now: float, dry_run: bool, collected: Collected
+) -> None:
+    """Work folders and staged entries of the dead: a living compile holds its key's lock."""
+    for path in cache.root.glob("tmp/*"):
+        used_s, size_bytes = _stat_of(path)
+        if now - used_s < limits.grace_s:
+            continue
+        name = path.name
+        if not path.is_dir():
+            _remove(path, "temporary", name, size_bytes, "left over", dry_run, collected)
+            continue
+        with cache.lock(name, blocking=False) as free:
+            if free:
+                size_bytes = sum(_stat_of(p)[1] for p in path.rglob("*"))
+                _remove(path, "temporary", name, size_bytes, "left over", dry_run, collected)
+
+
+def _remove(
+    path: Path,
+    kind: Kind,
+    name: str,
+    size_bytes: int,
+    why: str,
+    dry_run: bool,
+    collected: Collected,
+) -> None:
+    """What cannot be removed is said, and the rest goes on."""
+    if not dry_run:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as err:
+            collected.failed.append(f"{path}: {err.strerror or err}")
+            return
+    collected.removed.append(Removed(kind, name, size_bytes, why))
+
+
+def _stat_of(path: Path) -> tuple[float, int]:
+    """When it was last used, and its bytes; of what just vanished, now and none."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return time.time(), 0
+    return found.st_mtime, found.st_size
+
+
+def _or_none(entry: Manifest | str) -> Manifest | None:
+    return entry if isinstance(entry, Manifest) else None
