@@ -18,8 +18,9 @@ from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
 from nxbucket.compile.leases import collecting, leased_keys
 from nxbucket.compile.lockfile import Lock
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.remote import blob_name, entry_name
+from nxbucket.compile.remote import entry_name
 from nxbucket.compile.store import Store
+from nxbucket.compile.sweep import Sweep, sweeping
 from nxbucket.toolkit.errors import CacheError
 
 Kind = Literal["entry", "blob", "temporary"]
@@ -86,15 +87,11 @@ def collect_cache(
         held = leased_keys(cache.root)
         collected = Collected()
         doomed = _doomed(entries, reachable, held, limits, now, collected)
-        for entry, why in doomed.items():
-            path = cache.entry_path(entry.key)
-            _remove(path, "entry", entry.key, entry.size_bytes, why, dry_run, collected)
-        named = {
-            blob.digest
-            for entry in entries
-            if entry not in doomed and entry.manifest is not None
-            for blob in entry.manifest.blobs
-        }
+        for entry in entries:
+            if why := doomed.get(entry.key):
+                path = cache.entry_path(entry.key)
+                _remove(path, "entry", entry.key, entry.size_bytes, why, dry_run, collected)
+        named = _named(entries, doomed)
         for path in cache.root.glob("blobs/sha256/??/*"):
             used_s, size_bytes = _stat_of(path)
             if path.name in named or now - used_s < limits.grace_s:
@@ -112,40 +109,55 @@ def collect_store(
 
     A push makes the blobs it relies on young again, so that no sweep takes them from under it.
     """
+    if dry_run:
+        return _sweep_store(store, reachable, limits, None)
+    with sweeping(store) as sweep:
+        return _sweep_store(store, reachable, limits, sweep)
+
+
+def _sweep_store(
+    store: Store, reachable: Collection[str], limits: Limits, sweep: Sweep | None
+) -> Collected:
+    """With no `sweep`, only what would go."""
     now = time.time()
     entries = []
     for found in store.list("entries/"):
         key = found.name.rpartition("/")[2].removesuffix(".json")
         content = store.read(found.name, MAX_ENTRY_BYTES)
-        if content is None:
+        if content is None or found.name != entry_name(key):
             continue
         manifest = None
         with contextlib.suppress(CacheError):
             manifest = Manifest.from_json(content.payload)
-        size = found.size_bytes + (manifest.size_bytes if manifest else 0)
-        entries.append(_Entry(key, manifest, found.modified_s, size))
+        entries.append(_Entry(key, manifest, found.modified_s, found.size_bytes))
     collected = Collected()
     doomed = _doomed(entries, reachable, (), limits, now, collected)
-    for entry, why in doomed.items():
-        if not dry_run:
-            store.delete(entry_name(entry.key))
-        collected.removed.append(Removed("entry", entry.key, 0, why))
-    # Listed after the entries went: what was published meanwhile is young.
-    named = {
-        blob_name(blob.digest)
-        for entry in entries
-        if entry not in doomed and entry.manifest is not None
-        for blob in entry.manifest.blobs
-    }
+    for entry in entries:
+        if why := doomed.get(entry.key):
+            if sweep is not None:
+                sweep.goes_on()
+                store.delete(entry_name(entry.key))
+            collected.removed.append(Removed("entry", entry.key, entry.size_bytes, why))
+    named = _named(entries, doomed)
     for found in list(store.list("blobs/")):
-        if found.name in named or now - found.modified_s < limits.grace_s:
+        digest = found.name.rpartition("/")[2]
+        if digest in named or now - found.modified_s < limits.grace_s:
             continue
-        if not dry_run:
+        if sweep is not None:
+            sweep.goes_on()
+            # Asked again: a push may have made it young a moment ago.
+            age_s = store.age_s(found.name, found.size_bytes, digest)
+            if age_s is not None and age_s < limits.grace_s:
+                continue
             store.delete(found.name)
-        collected.removed.append(
-            Removed("blob", found.name.rpartition("/")[2], found.size_bytes, "no entry names it")
-        )
+        collected.removed.append(Removed("blob", digest, found.size_bytes, "no entry names it"))
     return collected
+
+
+def _named(entries: Iterable[_Entry], doomed: Collection[str]) -> set[str]:
+    """Digests of the blobs of every entry that stays."""
+    staying = [e.manifest for e in entries if e.key not in doomed and e.manifest is not None]
+    return {blob.digest for manifest in staying for blob in manifest.blobs}
 
 
 def _doomed(
@@ -155,9 +167,9 @@ def _doomed(
     limits: Limits,
     now: float,
     collected: Collected,
-) -> dict[_Entry, str]:
-    """Which entries go, and why. The oldest first, where a size must be reached."""
-    doomed: dict[_Entry, str] = {}
+) -> dict[str, str]:
+    """Keys of the entries that go, and why. The oldest first, where a size must be reached."""
+    doomed: dict[str, str] = {}
     free = []
     for entry in entries:
         age = now - entry.used_s
@@ -166,23 +178,23 @@ def _doomed(
         elif age < limits.grace_s:
             collected.keep("younger than the grace age")
         elif entry.manifest is None:
-            doomed[entry] = "cannot be read"
+            doomed[entry.key] = "cannot be read"
         elif entry.key in reachable:
             collected.keep("named by a lock")
         elif limits.max_age_s is not None and age > limits.max_age_s:
-            doomed[entry] = "older than the limit"
+            doomed[entry.key] = "older than the limit"
         elif limits.max_age_s is None and limits.max_size_bytes is None:
-            doomed[entry] = "no lock names it"
+            doomed[entry.key] = "no lock names it"
         else:
             free.append(entry)
     if limits.max_size_bytes is not None:
         for entry in sorted(free, key=lambda e: (e.used_s, e.key)):
-            rest = [e for e in entries if e not in doomed]
+            rest = [e for e in entries if e.key not in doomed]
             if _blob_bytes(rest) <= limits.max_size_bytes:
                 break
-            doomed[entry] = "the least recently used, over the size limit"
+            doomed[entry.key] = "the least recently used, over the size limit"
     for entry in free:
-        if entry not in doomed:
+        if entry.key not in doomed:
             collected.keep("within the limits")
     return doomed
 

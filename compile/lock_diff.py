@@ -46,8 +46,9 @@ class LockDiff:
 
 
 def diff_locks(old: Lock, new: Lock) -> LockDiff:
+    before, after = ({k: lock.spec.get(k) for k in PROGRAM_KEYS} for lock in (old, new))
     settings = (
-        *differences(*({k: lock.spec.get(k) for k in PROGRAM_KEYS} for lock in (old, new))),
+        *differences(before, after),
         *differences(old.architecture, new.architecture, "config.json"),
     )
     return LockDiff(

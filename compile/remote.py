@@ -14,7 +14,11 @@ from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Corrupt, Hit
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.store import Content, Progress, Store
+from nxbucket.compile.sweep import wait_for_sweep
 from nxbucket.toolkit.errors import CacheError
+
+YOUNG_S = 3600.0
+"""A blob written within this time is left alone by every gc: half of the least grace age."""
 
 
 @dataclass(frozen=True)
@@ -95,26 +99,37 @@ def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pu
         raise CacheError(f"not pushed: {reason}", hint="nxbucket compile")
     manifest = local.manifest
     name, payload = entry_name(key), manifest.to_json()
+    ours = False
     while True:
         found = store.read(name, MAX_ENTRY_BYTES)
         if found is not None:
             theirs = _manifest(store, key, found)
-            if isinstance(theirs, Manifest) and _has_blobs(store, theirs):
+            if isinstance(theirs, Manifest) and has_blobs(store, theirs):
+                if ours:
+                    return Pushed("pushed", theirs)
                 same = theirs.blobs == manifest.blobs
                 return Pushed("present" if same else "adopted", theirs)
+        relied_on_old = False
         for blob in manifest.blobs:
-            blob_at = blob_name(blob.digest)
-            if not store.holds(blob_at, blob.size_bytes, blob.digest):
-                store.upload(blob_at, cache.blob_path(blob.digest), blob.digest, progress)
-        # Whoever collects garbage there may have taken one for it: it is young again, or still up.
-        if not _has_blobs(store, manifest):
+            at = blob_name(blob.digest)
+            age_s = store.age_s(at, blob.size_bytes, blob.digest)
+            # An old one may be what a gc is about to take: written again, it is young.
+            if age_s is None or age_s > YOUNG_S:
+                store.upload(at, cache.blob_path(blob.digest), blob.digest, progress)
+                relied_on_old |= age_s is not None
+        ours = store.put(name, payload, replacing=None if found is None else found.tag)
+        if not ours:
             continue
-        if store.put(name, payload, replacing=None if found is None else found.tag):
+        if not relied_on_old:
             return Pushed("pushed", manifest)
+        # A gc that had looked at it while it was old may still take it: look again after that.
+        wait_for_sweep(store)
 
 
-def _has_blobs(store: Store, manifest: Manifest) -> bool:
-    return all(store.holds(blob_name(b.digest), b.size_bytes, b.digest) for b in manifest.blobs)
+def has_blobs(store: Store, manifest: Manifest) -> bool:
+    return all(
+        store.age_s(blob_name(b.digest), b.size_bytes, b.digest) is not None for b in manifest.blobs
+    )
 
 
 def _manifest(store: Store, key: str, found: Content) -> Manifest | Damaged:

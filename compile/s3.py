@@ -10,6 +10,7 @@ import base64
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,15 +99,18 @@ class S3Store:
 
         return self._again_if_broken_off(name, attempt)
 
-    def holds(self, name: str, size_bytes: int, sha256: str) -> bool:
+    def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
         try:
             with self._said(name, "s3:GetObject"):
                 found = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
         except _Absent:
-            return False
+            return None
         known = found.get("ChecksumSHA256")
-        same = known is None or "-" in known or known == _base64(sha256)
-        return bool(found["ContentLength"] == size_bytes and same)
+        other = known is not None and "-" not in known and known != _base64(sha256)
+        if other or found["ContentLength"] != size_bytes:
+            return None
+        written_s: float = found["LastModified"].timestamp()
+        return max(0.0, time.time() - written_s)
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
         size = path.stat().st_size

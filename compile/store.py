@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -61,8 +62,9 @@ class Store(Protocol):
     def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> bool:
         """Write the object to the file `into`; False if there is none."""
 
-    def holds(self, name: str, size_bytes: int, sha256: str) -> bool:
-        """Whether an object of this size (and sha256, where the store knows it) is there."""
+    def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
+        """Seconds since the object was written; None unless there is one of this size (and sha256,
+        where the store knows it)."""
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
         """Put a file under a name made of its own sha256: twice the same does no harm."""
@@ -126,13 +128,15 @@ class DirectoryStore:
                 _copy(source.read, target.write, limit_bytes, progress)
         return True
 
-    def holds(self, name: str, size_bytes: int, sha256: str) -> bool:
+    def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
         with self._said(name):
             path = self._path(name)
             try:
-                return path.stat().st_size == size_bytes and file_sha256(path) == sha256
+                found = path.stat()
+                same = found.st_size == size_bytes and file_sha256(path) == sha256
+                return max(0.0, time.time() - found.st_mtime) if same else None
             except (FileNotFoundError, NotADirectoryError):
-                return False
+                return None
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
         with self._said(name), self._staged(name) as staged:
@@ -235,7 +239,7 @@ class ReadOnlyStore:
         self._store = store
         self.read = store.read
         self.fetch = store.fetch
-        self.holds = store.holds
+        self.age_s = store.age_s
         self.list = store.list
 
     @property

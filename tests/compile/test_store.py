@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from s3_stand_in import BUCKET, CREDENTIALS, Proxy, proxy_before, s3_server
@@ -61,7 +62,7 @@ def blob(tmp_path: Path, content: bytes = b"x" * 3_000_000) -> tuple[Path, str, 
 def test_what_is_not_there_is_absent(store: Store, tmp_path: Path) -> None:
     assert store.read(NAME, 100) is None
     assert not store.fetch(NAME, tmp_path / "into", 100, nobody)
-    assert not store.holds(NAME, 1, "0" * 64)
+    assert store.age_s(NAME, 1, "0" * 64) is None
     assert list(store.list("entries/")) == []
     store.delete(NAME)
 
@@ -100,8 +101,8 @@ def test_a_blob_comes_back_byte_for_byte(store: Store, tmp_path: Path) -> None:
     down: list[int] = []
     store.upload(name, path, digest, up.append)
     store.upload(name, path, digest, nobody)
-    assert store.holds(name, 3_000_001, digest)
-    assert not store.holds(name, 3_000_000, digest)
+    assert cast(float, store.age_s(name, 3_000_001, digest)) < 60
+    assert store.age_s(name, 3_000_000, digest) is None
     assert store.fetch(name, tmp_path / "into", 3_000_001, down.append)
     assert (tmp_path / "into").read_bytes() == path.read_bytes()
     assert sum(up) == sum(down) == 3_000_001
@@ -181,7 +182,7 @@ def test_what_passes_is_tried_again(s3: Store, proxy: Proxy, tmp_path: Path, fau
     proxy.fault = lambda request: fault if request.number % 2 == 0 else None
     s3.upload(name, path, digest, nobody)
     assert s3.put(NAME, PAYLOAD, replacing=None)
-    assert s3.holds(name, 3_000_000, digest)
+    assert cast(float, s3.age_s(name, 3_000_000, digest)) < 60
     assert s3.fetch(name, tmp_path / "into", 3_000_000, nobody)
     assert (tmp_path / "into").read_bytes() == path.read_bytes()
 
@@ -231,7 +232,7 @@ def test_no_permission_is_never_taken_for_absence(s3: Store, proxy: Proxy, tmp_p
     for ask, permission in (
         (lambda: s3.read(NAME, 100), "s3:GetObject"),
         (lambda: s3.fetch(NAME, tmp_path / "into", 100, nobody), "s3:GetObject"),
-        (lambda: s3.holds(NAME, 1, "0" * 64), "s3:GetObject"),
+        (lambda: s3.age_s(NAME, 1, "0" * 64), "s3:GetObject"),
         (lambda: s3.put(NAME, PAYLOAD, replacing=None), "s3:PutObject"),
         (lambda: list(s3.list("entries/")), "s3:ListBucket"),
         (lambda: s3.delete(NAME), "s3:DeleteObject"),
@@ -271,7 +272,7 @@ def test_every_request_stays_below_the_prefix(s3: Store, proxy: Proxy, tmp_path:
     s3.upload(name, path, digest, nobody)
     s3.put(NAME, PAYLOAD, replacing=None)
     s3.read(NAME, 100)
-    s3.holds(name, 1, digest)
+    s3.age_s(name, 1, digest)
     list(s3.list("entries/"))
     prefix = s3.location.removeprefix("s3://")
     for request in proxy.seen:
