@@ -88,9 +88,7 @@ def run_job(
         why = " (out of memory?)" if name == "SIGKILL" else ""
         raise JobFailure(f"was killed by {name}{why}", log_path, -returncode)
     if returncode > 0 and (failure := _known_failure(result_file)) is not None:
-        raise JobFailure(
-            failure.reason, log_path, hint=failure.hint, retryable=failure.retryable
-        )
+        raise JobFailure(failure.reason, log_path, hint=failure.hint, retryable=failure.retryable)
     if returncode > 0:
         raise JobFailure(f"exited with status {returncode}", log_path)
     try:

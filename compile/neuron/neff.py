@@ -110,7 +110,7 @@ def targets_of(kelf_target: str | None) -> tuple[str, ...]:
 
 
 def read_neff(path: Path) -> Neff:
-    """Raises MalformedNeff for a file that is no whole NEFF; a digest that differs is in `digest`."""
+    """Raises MalformedNeff for a file that is no whole NEFF. A digest may differ all the same."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -312,13 +312,12 @@ def _size_faults(neff: Neff, signature: ProgramSignature) -> list[str]:
     returned = Counter(_size(t) for t in signature.outputs if t.alias is None)
     in_place = Counter(_size(t) for t in signature.outputs if t.alias is not None)
     wanted = Counter(_size(t) for t in signature.inputs)
-    faults = [
+    return [
         *_differences("input", wanted - found["input"], found["input"] - wanted),
         *_differences(
             "output", returned - found["output"], found["output"] - (returned + in_place)
         ),
     ]
-    return faults
 
 
 def _size(tensor: TensorSpec) -> int:
