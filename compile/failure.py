@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def from_json(cls, text: str) -> "Failure | None":
-        """None for anything that `as_json` did not write: the worker may have died while writing."""
+        """None for anything that `as_json` did not write: a worker may die while it writes."""
         try:
             raw = json.loads(text)["failure"]
             reason, hint, retryable = raw["reason"], raw["hint"], raw["retryable"]

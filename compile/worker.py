@@ -54,8 +54,9 @@ def main(job_file: str, result_file: str) -> None:
         )
     except NxbucketError as error:
         # Known: the sentence says more than a traceback in the log would.
-        print(f"error: {error.message}", f"hint: {error.hint}", sep="\n", flush=True)
-        Path(result_file).write_text(json.dumps(Failure.of(error).as_json()))
+        failure = Failure.of(error)
+        print(f"error: the compiler {failure.reason}", flush=True)
+        Path(result_file).write_text(json.dumps(failure.as_json()))
         sys.exit(1)
     result = {"graph_key": manifest.key, "reused": reused}
     Path(result_file).write_text(json.dumps(result))

@@ -7,6 +7,7 @@
     ├── ModelError                    config.json or the weight files
     │   └── ModelLookupError          no such folder, or the hub does not hand the model out
     ├── CacheError                    the artifact cache
+    ├── ArtifactError                 a file that is no whole artifact
     ├── LockError                     model.lock
     ├── CompileError                  one or more programs did not compile
     └── BindError                     an artifact and the server do not fit each other
@@ -64,6 +65,10 @@ class ModelLookupError(ModelError):
 
 class CacheError(NxbucketError):
     code = "cache"
+
+
+class ArtifactError(NxbucketError):
+    code = "artifact"
 
 
 class LockError(NxbucketError):
