@@ -89,20 +89,25 @@ def examine(model_file: Path | None) -> list[Check]:
     if model_file is not None:
         checked, spec = check_model_file(model_file)
         checks.append(checked)
+    if spec is not None and spec.target != "cpu":
+        from nxbucket.toolkit.doctor_neuron import neuron_checks
+
+        checks = [_needs_no_cxx(c) for c in checks] + neuron_checks(spec, environ)
     checks += _checked("cache", lambda: check_cache(_cache_of(spec)))
     if spec is not None:
         checked, served = check_lock(spec.path)
         checks.append(checked)
         if checked.status is Status.OK:
             # All is compiled: a host that serves needs no compiler.
-            checks = [replace(c, status=Status.WARN) if _lacks_cxx(c) else c for c in checks]
+            checks = [_needs_no_cxx(c) for c in checks]
         if served is not None:
             checks.append(check_memory(served, available_memory()))
     return checks
 
 
-def _lacks_cxx(check: Check) -> bool:
-    return check.name == CXX and check.status is Status.FAIL
+def _needs_no_cxx(check: Check) -> Check:
+    lacks_it = check.name == CXX and check.status is Status.FAIL
+    return replace(check, status=Status.WARN) if lacks_it else check
 
 
 def _checked(name: str, check: Callable[[], list[Check]]) -> list[Check]:
