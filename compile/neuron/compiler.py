@@ -5,7 +5,6 @@ beside this Python: it is documented, runs in a process of its own, and what it 
 its command line. libneuronxla is taken where only the packages are. The route is in the key.
 """
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from nxbucket.compile.canonical import canonical_json
 from nxbucket.compile.compiler import Lowered
 from nxbucket.compile.failure import ProgramFailed
+from nxbucket.compile.hlo.compiler import lower_to_hlo, lowering_versions
 from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.neuron.libneuronxla import (
     LibNeuronXla,
@@ -34,7 +34,6 @@ from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import CompileError
 
 MODEL_TYPE = "--model-type"
-LOWERING = "nxbucket.compile.hlo.compiler"
 QUIET = ("--verbose", "warning")
 """What it says while it works; no part of the key."""
 
@@ -110,13 +109,11 @@ class NeuronCompiler:
         return {"program": neff, "hlo": hlo}
 
     def lowering_versions(self) -> dict[str, str]:
-        versions: dict[str, str] = importlib.import_module(LOWERING).lowering_versions()
-        return versions
+        return lowering_versions()
 
     def lower_to_hlo(self, program: BucketProgram) -> Lowered:
         """`graph` and `payload` are the canonical HloModuleProto."""
-        lowered: Lowered = importlib.import_module(LOWERING).lower_to_hlo(program)
-        return lowered
+        return lower_to_hlo(program)
 
     def _route(self) -> NeuronxCc | LibNeuronXla:
         if (path := find_neuronx_cc()) is not None:
