@@ -261,9 +261,10 @@ def _tensors(graph: str, definition: dict[str, Any]) -> list[NeffTensor]:
         if kind not in ("input", "output"):
             continue
         size = variable.get("size")
+        shown = _text(name.encode(errors="replace"))
         if type(size) is not int or not 0 <= size < MAX_SIZE_BYTES:
-            raise MalformedNeff(f"{graph}/def.json: {_text(name.encode())!r} has no size in bytes")
-        tensors.append(NeffTensor(graph, _text(name.encode()), kind, size))
+            raise MalformedNeff(f"{graph}/def.json: {shown!r} has no size in bytes")
+        tensors.append(NeffTensor(graph, shown, kind, size))
     return tensors
 
 

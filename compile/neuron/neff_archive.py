@@ -113,7 +113,7 @@ def _number(field: bytes) -> int:
         except ValueError:
             value = -1
     if not 0 <= value < 1 << 62:
-        raise MalformedNeff("its archive has a number that is none")
+        raise MalformedNeff("its archive is no tar, or damaged")
     return value
 
 
