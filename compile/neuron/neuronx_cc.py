@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,6 +28,7 @@ COMMAND = "neuronx-cc"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 INSTALL = f"pip install neuronx-cc --extra-index-url {AWS_INDEX}"
 VERSION = re.compile(r"NeuronX Compiler version ([\w.+]+)")
+HELP = ("compile", "--help")
 PROBE_TIMEOUT_S = 120.0
 TAIL_LINES = 200
 LOG_TAIL_BYTES = 1 << 20
@@ -78,9 +80,18 @@ def placeholder_version(package: str) -> str | None:
 
 def probe(path: Path) -> NeuronxCc:
     """Its version and targets. Raises EnvironmentProblem if it does not say what it is."""
-    # Each start of it takes seconds.
-    asked = [_ask(path, "--version"), _ask(path, "compile", "--help")]
-    said = [_answer(path, process) for process in asked]
+    with ExitStack() as running:
+        # Both at a time: each start of it takes seconds.
+        asked = [running.enter_context(_ask(path, *a)) for a in (["--version"], HELP)]
+        try:
+            said = [_answer(process) for process in asked]
+        except subprocess.TimeoutExpired as err:
+            for process in asked:
+                process.kill()
+            raise EnvironmentProblem(
+                f"`{shlex.join(err.cmd)}` does not answer",
+                hint=f"run it yourself; if it hangs: {INSTALL}",
+            ) from err
     version = VERSION.search(said[0])
     if version is None or version[1].startswith(("0.", "1.")):
         raise EnvironmentProblem(
@@ -106,16 +117,8 @@ def _ask(path: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         ) from err
 
 
-def _answer(path: Path, process: "subprocess.Popen[bytes]") -> str:
-    with process:
-        try:
-            return process.communicate(timeout=PROBE_TIMEOUT_S)[0].decode(errors="replace")
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise EnvironmentProblem(
-                f"`{shlex.join(map(str, process.args))}` does not answer",  # type: ignore[arg-type]
-                hint=f"run it yourself; if it hangs: {INSTALL}",
-            ) from None
+def _answer(process: "subprocess.Popen[bytes]") -> str:
+    return process.communicate(timeout=PROBE_TIMEOUT_S)[0].decode(errors="replace")
 
 
 def listed_targets(help_text: str) -> tuple[str, ...]:
@@ -192,12 +195,13 @@ class _Output:
         self._thread.join(timeout=2)
 
     def _pass_on(self) -> None:
-        while raw := self._pipe.readline(64 << 10):
-            line = raw.decode(errors="replace")
-            self._lines.append(line)
-            self.codes.update(dict.fromkeys(find_codes(line)))
-            sys.stdout.write(line)
-            sys.stdout.flush()
+        with self._pipe:
+            while raw := self._pipe.readline(64 << 10):
+                line = raw.decode(errors="replace")
+                self._lines.append(line)
+                self.codes.update(dict.fromkeys(find_codes(line)))
+                sys.stdout.write(line)
+                sys.stdout.flush()
 
 
 def _tail_of(file: Path) -> str:
