@@ -1,7 +1,9 @@
 """What a .pt2 of target cpu says of itself. It is a zip: read without torch, and not unpacked."""
 
 import json
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,11 @@ from nxbucket.toolkit.errors import ArtifactError
 
 MAX_NOTE_BYTES = 1 << 20
 """Of a member that is read: notes of a few lines. A zip can unpack to a thousand times its size."""
+DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OSError, RuntimeError,
+    ValueError,
+)  # fmt: skip
+"""What zipfile raises over a file that is none, or no longer."""
 
 
 def read_package(path: Path) -> dict[str, Any]:
@@ -26,7 +33,7 @@ def read_package(path: Path) -> dict[str, Any]:
                     metadata |= _metadata(package, member)
             version = _note(package, members, "/archive_version")
             kind = _note(package, members, "/archive_format")
-    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as err:
+    except DAMAGE as err:
         raise ArtifactError(
             f"{path} is a damaged package: {err}", hint="nxbucket compile makes it again"
         ) from err
@@ -53,5 +60,7 @@ def _note(package: zipfile.ZipFile, members: list[zipfile.ZipInfo], ending: str)
 
 
 def _read(package: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{member.filename} is compressed in a way torch does not write")
     with package.open(member) as f:
         return f.read(MAX_NOTE_BYTES)
