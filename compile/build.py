@@ -224,8 +224,19 @@ class _Run:
             )
         graph_entry = self.cache.lookup(str(result["graph_key"]))
         assert isinstance(graph_entry, Hit), graph_entry
-        manifest = self.cache.link(graph_entry.manifest, planned.inputs)
         wall_s = time.monotonic() - start
+        if graph_entry.manifest.toolchain != planned.inputs["toolchain"]:
+            # The key was computed with another one: its bytes are not those that the key names.
+            return Outcome(
+                planned,
+                "failed",
+                wall_s,
+                manifest=None,
+                detail="was replaced by another version while the build ran",
+                log_path=self.cache.log_path(planned.key),
+                hint="nxbucket compile builds it with the one that is there now",
+            )
+        manifest = self.cache.link(graph_entry.manifest, planned.inputs)
         damage = found.reason if isinstance(found, Corrupt) else None
         if result["reused"]:
             return Outcome(planned, "reused", wall_s, manifest, damage)

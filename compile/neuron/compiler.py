@@ -7,6 +7,7 @@ its command line. libneuronxla is taken where only the packages are. The route i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from nxbucket.compile.canonical import canonical_json
@@ -63,7 +64,7 @@ class NeuronCompiler:
         self._flags = decisive_flags(target, lnc, optlevel, auto_cast, flags)
 
     def toolchain(self) -> Toolchain:
-        route = self._route()
+        route = self._route
         if isinstance(route, NeuronxCc):
             self._check_target(route)
             found = {"route": "neuronx-cc", "version": route.version}
@@ -93,7 +94,7 @@ class NeuronCompiler:
         program: HloProgram = lowered.payload
         hlo, neff = work_dir / "program.hlo", work_dir / "program.neff"
         hlo.write_bytes(program.hlo)
-        route, flags, folder = self._route(), [*self._flags, *QUIET], work_dir / "neuronx-cc"
+        route, flags, folder = self._route, [*self._flags, *QUIET], work_dir / "neuronx-cc"
         if isinstance(route, NeuronxCc):
             written = run_neuronx_cc(route.path, hlo, flags, folder)
         else:
@@ -115,6 +116,7 @@ class NeuronCompiler:
         """`graph` and `payload` are the canonical HloModuleProto."""
         return lower_to_hlo(program)
 
+    @cached_property
     def _route(self) -> NeuronxCc | LibNeuronXla:
         if (path := find_neuronx_cc()) is not None:
             return probe(path)

@@ -19,6 +19,7 @@ from nxbucket.compile.failure import ProgramFailed
 from nxbucket.compile.neuron.ncc_errors import failure_of_exit, find_codes
 from nxbucket.compile.neuron.neuronx_cc import compiler_environment
 from nxbucket.compile.neuron.oom import oom_kills
+from nxbucket.compile.parent_death import group_dies_with_parent
 
 PACKAGE = "libneuronxla"
 
@@ -54,7 +55,7 @@ def run_libneuronxla(hlo: Path, flags: Sequence[str], target: str, work_dir: Pat
     (work_dir / "command.txt").write_text(f"neuron_xla_compile {words}\n")
     print(f"running {PACKAGE}.neuron_xla_compile with {words}", flush=True)
     kills = oom_kills()
-    with _compiler_environment():
+    with _compiler_environment(), group_dies_with_parent():
         try:
             payload = _compile(hlo.read_bytes(), words, target, work_dir)
         except Exception as err:

@@ -326,6 +326,26 @@ def test_a_target_that_the_installed_compiler_does_not_list_is_refused(bench: Ne
     assert bench.compiled() == []
 
 
+def test_a_compiler_that_is_replaced_during_a_build_publishes_under_no_other_s_key(
+    bench: NeuronBench,
+) -> None:
+    real = bench.path / "real"
+    (bench.path / "neuronx-cc").rename(real)
+    count = bench.folder / "count"
+    (bench.path / "neuronx-cc").write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || exec {sys.executable} -S {real} "$@"\n'
+        f'echo x >> {count}\necho "NeuronX Compiler version 2.$(wc -l < {count}).0"\n'
+    )
+    (bench.path / "neuronx-cc").chmod(0o755)
+    code, report = bench.compile("-j", "1")
+    assert (code, statuses(report)) == (1, {FIRST: "failed", SECOND: "failed"})
+    assert {p["detail"] for p in report["programs"]} == {
+        "was replaced by another version while the build ran"
+    }
+    bench.assert_nothing_wrong_is_published()
+    assert not (bench.folder / "model.lock").exists()
+
+
 def test_inf2_and_trn1_share_a_chip_and_not_a_key(bench: NeuronBench) -> None:
     keys = set()
     for target in ("inf2", "trn1"):

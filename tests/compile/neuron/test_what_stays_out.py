@@ -1,4 +1,4 @@
-"""The stand-in is a test's, the extras never bring PyPI's placeholders, and serving may read NEFFs."""
+"""The stand-in is a test's, no extra brings a placeholder, and a server may read NEFFs."""
 
 import re
 import subprocess
