@@ -12,7 +12,7 @@ from nxbucket.compile.neuron.neuronx_cc import (
     placeholder_version,
     probe,
 )
-from nxbucket.toolkit.doctor import Check, Status
+from nxbucket.toolkit.doctor import NEURONX_CC, Check, Status
 from nxbucket.toolkit.errors import EnvironmentProblem
 from nxbucket.toolkit.spec import DeploySpec
 
@@ -31,15 +31,14 @@ def neuron_checks(spec: DeploySpec, environ: Mapping[str, str]) -> list[Check]:
 
 
 def check_compiler(target: str) -> Check:
-    """A host that only serves needs none: what is missing is a warning there, too."""
-    name = "neuronx-cc"
+    name = NEURONX_CC
     path = find_neuronx_cc()
     if path is None:
         if (library := find_libneuronxla()) is not None:
             message = f"no command, but libneuronxla {library.version}, which is compiled with"
             return Check(name, Status.OK, message)
         problem = missing_compiler()
-        return Check(name, Status.WARN, f"{problem.message}; serving needs none", problem.hint)
+        return Check(name, Status.FAIL, problem.message, problem.hint, missing=True)
     try:
         compiler = probe(path)
     except EnvironmentProblem as err:

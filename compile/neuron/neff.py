@@ -288,7 +288,7 @@ def check_neff(neff: Neff, *, target: str, lnc: int, signature: ProgramSignature
     Sizes are compared as a bag, since names are the compiler's: an input of every size that the
     signature has, as often, and no other; the outputs that are returned, and besides them at most
     those that are updated in place. A graph per physical core may list the same tensor: it counts
-    once, by name. Where no graph lists any input, nothing is compared.
+    once, by name; or one graph lists them all. Where none lists an input, nothing is compared.
     """
     if neff.digest == "differs":
         return [f"is damaged: its archive is not the one its header's {neff.digest_scheme} is of"]
@@ -300,16 +300,24 @@ def check_neff(neff: Neff, *, target: str, lnc: int, signature: ProgramSignature
         faults.append(f"is for logical cores of {neff.lnc}, not of {lnc} (lnc)")
     if len(neff.graphs) != lnc:
         faults.append(f"has {len(neff.graphs)} graphs; a logical core of {lnc} takes {lnc}")
-    return faults + _size_faults(neff, signature)
+    if any(t.kind == "input" for t in neff.tensors):
+        faults += _size_faults(neff, signature)
+    return faults
 
 
 def _size_faults(neff: Neff, signature: ProgramSignature) -> list[str]:
-    listed = {(t.kind, t.name): t.size_bytes for t in neff.tensors}
-    found: dict[str, Counter[int]] = {"input": Counter(), "output": Counter()}
-    for (kind, _), size in listed.items():
-        found[kind][size] += 1
-    if not found["input"]:
+    """Of all graphs together; none if one graph alone has every tensor."""
+    together = _fault_of_sizes(neff.tensors, signature)
+    alone = [[t for t in neff.tensors if t.graph == graph] for graph in neff.graphs]
+    if not all(_fault_of_sizes(tensors, signature) for tensors in alone):
         return []
+    return together
+
+
+def _fault_of_sizes(tensors: Iterable[NeffTensor], signature: ProgramSignature) -> list[str]:
+    found: dict[str, Counter[int]] = {"input": Counter(), "output": Counter()}
+    for (kind, _), size in {(t.kind, t.name): t.size_bytes for t in tensors}.items():
+        found[kind][size] += 1
     returned = Counter(_size(t) for t in signature.outputs if t.alias is None)
     in_place = Counter(_size(t) for t in signature.outputs if t.alias is not None)
     wanted = Counter(_size(t) for t in signature.inputs)

@@ -43,13 +43,10 @@ def test_a_compiler_is_named_with_its_targets(
     assert (check.status, check.missing) == (Status.FAIL, True)
 
 
-def test_no_compiler_is_a_warning_because_a_server_needs_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_compiler_is_what_this_host_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.defpath)
     check = check_compiler("trn2")
-    assert check.status is Status.WARN
-    assert "serving needs none" in check.message
+    assert (check.status, check.missing) == (Status.FAIL, True)
     assert "pip install neuronx-cc" in (check.mend or "")
 
 

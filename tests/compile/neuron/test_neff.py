@@ -121,6 +121,18 @@ def test_sizes_are_compared_as_a_bag(
     assert found == ([] if fault is None else [fault])
 
 
+def test_one_graph_that_lists_every_tensor_is_enough(tmp_path: Path) -> None:
+    def definition(names: str, inputs: list[int]) -> bytes:
+        sizes = [*(("input", n) for n in inputs), *(("output", n) for n in RETURNED)]
+        var = {f"{names}{i}": {"type": k, "size": n} for i, (k, n) in enumerate(sizes)}
+        return json.dumps({"var": var}).encode()
+
+    for second in (INPUTS, [4]):
+        files = {"kelf-0.json": b'{"target": "v3"}', "sg00/def.json": definition("a", INPUTS)}
+        neff = pack(files | {"sg01/def.json": definition("b", second)}, lnc=2)
+        assert faults(tmp_path, neff) == []
+
+
 def test_a_digest_of_an_unknown_scheme_is_not_checked_and_says_so(tmp_path: Path) -> None:
     neff = bytearray(GOOD)
     neff[0] = 7

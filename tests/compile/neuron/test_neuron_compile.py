@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from neuron_bench import FIRST, SECOND, NeuronBench
 
-from nxbucket.compile.cache import ArtifactCache, Hit
+from nxbucket.compile.cache import ArtifactCache, Hit, Miss
 from nxbucket.compile.neuron.neff import check_neff_file, read_neff
 
 Workers = Callable[[], list[int]]
@@ -69,6 +69,23 @@ def test_each_program_becomes_a_neff_beside_its_hlo_and_a_second_run_compiles_no
     assert sorted(bench.compiled()) == [SECOND, FIRST]
 
 
+def test_the_real_lowering_compiles_from_the_command_line(bench: NeuronBench) -> None:
+    command = [sys.executable, "-c", "from nxbucket.toolkit.cli import main; main()"]
+    search = f"{bench.path}{os.pathsep}{os.defpath}"
+    done = subprocess.run(
+        [*command, "compile", "--json"],
+        cwd=bench.folder,
+        env={**os.environ, "PATH": search},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    report = json.loads(done.stdout)
+    assert statuses(report) == {FIRST: "compiled", SECOND: "compiled"}
+    _, found = manifest_of(bench, report["programs"][0])
+    assert set(found.manifest.inputs["lowering"]) >= {"torch", "jax", "jaxlib"}
+    bench.assert_nothing_wrong_is_published()
+
+
 def test_the_key_names_nothing_of_the_host(bench: NeuronBench) -> None:
     _, report = bench.compile("-j", "1")
     _, found = manifest_of(bench, report["programs"][0])
@@ -77,25 +94,10 @@ def test_the_key_names_nothing_of_the_host(bench: NeuronBench) -> None:
     assert os.uname().nodename not in text
 
 
-@pytest.mark.parametrize(
-    ("extra", "options"),
-    [
-        ("target: trn2\ncompiler: {lnc: 1}\n", {}),
-        ("target: trn3\n", {}),
-        ("target: trn2\ncompiler: {optlevel: 2}\n", {}),
-        ("target: trn2\ncompiler: {auto_cast: matmult}\n", {}),
-        ('target: trn2\ncompiler: {flags: ["--enable-fast-context-switch"]}\n', {}),
-        ('target: trn2\ncompiler: {flags: ["--model-type=generic"]}\n', {}),
-        ("target: trn2\n", {"version": "2.28.1.0+0"}),
-    ],
-)
-def test_what_decides_the_bytes_is_in_the_key(
-    bench: NeuronBench, extra: str, options: dict[str, Any]
-) -> None:
+def test_a_new_neuronx_cc_compiles_everything_again(bench: NeuronBench) -> None:
     _, before = bench.compile()
     bench.forget_events()
-    NeuronBench(bench.folder, extra)
-    code, after = bench.compile(**options)
+    code, after = bench.compile(version="2.28.1.0+0")
     assert code == 0
     assert set(statuses(after).values()) == {"compiled"}
     assert len(bench.compiled()) == 2
@@ -190,18 +192,21 @@ def test_a_failure_is_told_apart_mended_never_published_and_never_remembered(
     retried = "was killed" in reason or what["do"] == "signal"
     assert bench.compiled().count(SECOND) == 1 + retried
     bench.assert_nothing_wrong_is_published()
-
-    code, again = bench.compile()
-    assert (code, statuses(again)) == (0, {FIRST: "hit", SECOND: "compiled"})
-    bench.assert_nothing_wrong_is_published()
+    assert ArtifactCache(bench.folder / "cache").lookup(failed["key"]) == Miss()
 
 
-def test_a_failure_is_shown_to_a_person_with_its_mend(bench: NeuronBench) -> None:
+def test_a_failure_is_shown_to_a_person_and_the_next_run_compiles_only_that(
+    bench: NeuronBench,
+) -> None:
     done = bench.run("compile", programs={SECOND: FAILURES["a documented code"][0]})
     assert done.returncode == 1
     assert f"warning: {SECOND}: the compiler reports NCC_EVRF009: the program needs" in done.stderr
     assert f"hint: {SECOND}: lower max_num_seqs, max_model_len or num_gpu_blocks" in done.stderr
     assert "  | [ERROR] [NCC_EVRF009] this did not go well" in done.stderr
+    assert bench.run("cache", "verify", "--cache-dir", "cache").returncode == 0
+    code, again = bench.compile()
+    assert (code, statuses(again)) == (0, {FIRST: "hit", SECOND: "compiled"})
+    assert bench.run("cache", "verify", "--cache-dir", "cache").returncode == 0
 
 
 @pytest.mark.parametrize(

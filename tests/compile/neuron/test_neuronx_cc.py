@@ -6,14 +6,17 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hlo_stand_in import NeuronCompilerOnly
 from neuronx_cc_stand_in import StandIn, install
 from null_compiler import a_program, model_file
 
+from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.compiler import compiler_for
 from nxbucket.compile.hlo.compiler import lower_to_hlo
+from nxbucket.compile.key import graph_key_inputs, input_key
 from nxbucket.compile.neuron import libneuronxla, neuronx_cc
 from nxbucket.compile.neuron.compiler import NeuronCompiler, decisive_flags
 from nxbucket.compile.neuron.neff import check_neff_file
@@ -123,6 +126,33 @@ def test_every_default_is_given_on_the_command_line() -> None:
         flags = decisive_flags("trn1", 1, 1, "none", own)
         assert flags[-len(own) :] == own
         assert "transformer" not in flags
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        ({"lnc": 1}, "2.27"),
+        ({"target": "trn3"}, "2.27"),
+        ({"optlevel": 2}, "2.27"),
+        ({"auto_cast": "matmult"}, "2.27"),
+        ({"flags": ["--enable-fast-context-switch"]}, "2.27"),
+        ({"flags": ["--model-type=generic"]}, "2.27"),
+        ({}, "2.28"),
+    ],
+)
+def test_what_decides_the_bytes_is_in_both_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], version: str
+) -> None:
+    def keys(**options: Any) -> set[str]:
+        compiler = NeuronCompilerOnly(**{"target": "trn2", "lnc": 2, **options})
+        toolchain = compiler.toolchain()
+        return {input_key(a_program(), toolchain), digest_of(graph_key_inputs("0", toolchain))}
+
+    stand_in(monkeypatch, tmp_path, version="2.27")
+    before = keys()
+    assert keys() == before
+    stand_in(monkeypatch, tmp_path, version=version)
+    assert not keys(**changes) & before
 
 
 def test_an_unknown_target_names_those_listed(
