@@ -43,7 +43,8 @@ class StandIn:
       hang       takes for ever; so does a child that it starts
       nothing, empty, truncated, damaged   content, and the file is not as it should be
       neff       writes a NEFF with other `target`, `lnc`, `graphs` or `sizes`
-    `children`: starts a child that outlives it. `events`: a folder for the record.
+    `noise`: bytes of nonsense that it prints first. `children`: starts a child that outlives it.
+    `events`: a folder for the record.
     """
 
     version: str = "2.27.5334.0+f702b353"
@@ -53,6 +54,7 @@ class StandIn:
     programs: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: str | None = None
     children: bool = False
+    noise: int = 0
     sleep_s: float = 0.0
     layout: str = "gzip-md5"
 
@@ -136,6 +138,9 @@ def _compile(args: argparse.Namespace, options: StandIn) -> None:
     lnc = args.lnc if args.lnc is not None else limit
     if not 1 <= lnc <= limit:
         _fail(args, ["NCC_EARG001"], 1)
+    noise = bytes(range(256)) * 4
+    for _ in range(options.noise // len(noise)):
+        sys.stdout.buffer.write(noise)
     if options.children:
         child = subprocess.Popen(["sleep", "600"])
         _note(options, "child", name, child.pid)

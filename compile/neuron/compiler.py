@@ -61,7 +61,15 @@ class NeuronCompiler:
     ) -> None:
         self.target = target
         self.lnc = lnc
-        self._flags = decisive_flags(target, lnc, optlevel, auto_cast, flags)
+        self._flags = command_flags(target, lnc, optlevel, auto_cast, flags)
+        # Apart, so that `explain` names the one that differs.
+        self._options = {
+            "target": target,
+            "lnc": str(lnc),
+            "optlevel": str(optlevel),
+            "auto_cast": auto_cast,
+            "flags": canonical_json(other_flags(flags)).decode(),
+        }
 
     def toolchain(self) -> Toolchain:
         route = self._route
@@ -76,13 +84,7 @@ class NeuronCompiler:
             }
         return Toolchain(
             target=f"{self.target}-lnc{self.lnc}",
-            versions={
-                "compiler": "neuronx-cc",
-                **found,
-                "target": self.target,
-                "lnc": str(self.lnc),
-                "flags": canonical_json(self._flags).decode(),
-            },
+            versions={"compiler": "neuronx-cc", **found, **self._options},
             lowering=self.lowering_versions(),
         )
 
@@ -134,20 +136,22 @@ class NeuronCompiler:
             )
 
 
-def decisive_flags(
+def command_flags(
     target: str, lnc: int, optlevel: int, auto_cast: str, flags: Sequence[str]
 ) -> list[str]:
-    """All that decides the bytes, in full: defaults of the compiler have changed between releases.
-
-    Every program here is a transformer, and `--model-type` says so unless the model file has it.
-    """
-    given = any(flag.partition("=")[0] == MODEL_TYPE for flag in flags)
+    """All that decides the bytes, in full: neuronx-cc's defaults have changed between releases."""
     return [
         *("--framework", "XLA"),
         *("--target", target),
         *("--lnc", str(lnc)),
         *("--auto-cast", auto_cast),
         f"-O{optlevel}",
-        *(() if given else (MODEL_TYPE, "transformer")),
-        *flags,
+        *other_flags(flags),
     ]
+
+
+def other_flags(flags: Sequence[str]) -> list[str]:
+    """Those without a key of their own. Every program here is a transformer; the compiler is told so
+    unless the model file has a `--model-type`."""
+    given = any(flag.partition("=")[0] == MODEL_TYPE for flag in flags)
+    return [*flags] if given else [MODEL_TYPE, "transformer", *flags]

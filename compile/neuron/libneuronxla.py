@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nxbucket.compile.failure import ProgramFailed
 from nxbucket.compile.neuron.ncc_errors import failure_of_exit, find_codes
-from nxbucket.compile.neuron.neuronx_cc import compiler_environment
+from nxbucket.compile.neuron.neuronx_cc import compiler_environment, say
 from nxbucket.compile.neuron.oom import oom_kills
 from nxbucket.compile.parent_death import group_dies_with_parent
 
@@ -61,7 +61,7 @@ def run_libneuronxla(hlo: Path, flags: Sequence[str], target: str, work_dir: Pat
         except Exception as err:
             log = logfile.read_text(errors="replace") if logfile.exists() else ""
             text = f"{err}\n{log}"
-            print(text, flush=True)
+            say(f"{text}\n".encode(errors="replace"))
             known = failure_of_exit(1, text, find_codes(text), oom_kills() > kills)
             if find_codes(text) or known.retryable:
                 raise known from err

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -149,8 +149,9 @@ def run_neuronx_cc(path: Path, hlo: Path, flags: Sequence[str], work_dir: Path) 
     argv = [
         str(path), "compile", str(hlo), *flags, "--output", str(output), "--logfile", str(logfile),
     ]  # fmt: skip
-    (work_dir / "command.txt").write_text(shlex.join(argv) + "\n")
-    print(f"running {shlex.join(argv)}", flush=True)
+    command = f"{shlex.join(argv)}\n".encode(errors="surrogateescape")
+    (work_dir / "command.txt").write_bytes(command)
+    say(b"running " + command)
     kills = oom_kills()
     with group_dies_with_parent():
         process = subprocess.Popen(
@@ -168,7 +169,7 @@ def run_neuronx_cc(path: Path, hlo: Path, flags: Sequence[str], work_dir: Path) 
     if returncode == 0:
         return output
     log = _tail_of(logfile)
-    print(f"the end of {logfile.name}:", log, sep="\n", flush=True)
+    say(f"the end of {logfile.name}:\n{log}\n".encode())
     text = f"{said.text}\n{log}"
     codes = dict.fromkeys([*said.codes, *find_codes(log)])
     raise failure_of_exit(returncode, text, codes, oom_kills() > kills)
@@ -200,8 +201,16 @@ class _Output:
                 line = raw.decode(errors="replace")
                 self._lines.append(line)
                 self.codes.update(dict.fromkeys(find_codes(line)))
-                sys.stdout.write(line)
-                sys.stdout.flush()
+                say(raw)
+
+
+def say(raw: bytes) -> None:
+    """Into the job's log, which is our output, as it is. A full disk must not stop the reading:
+    the compiler would wait for it, or die of a closed pipe."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(raw)
+        sys.stdout.buffer.flush()
 
 
 def _tail_of(file: Path) -> str:

@@ -18,7 +18,7 @@ from nxbucket.compile.compiler import compiler_for
 from nxbucket.compile.hlo.compiler import lower_to_hlo
 from nxbucket.compile.key import graph_key_inputs, input_key
 from nxbucket.compile.neuron import libneuronxla, neuronx_cc
-from nxbucket.compile.neuron.compiler import NeuronCompiler, decisive_flags
+from nxbucket.compile.neuron.compiler import NeuronCompiler, command_flags
 from nxbucket.compile.neuron.neff import check_neff_file
 from nxbucket.compile.neuron.neuronx_cc import (
     compiler_environment,
@@ -117,13 +117,13 @@ def test_the_environment_of_a_compiler_holds_nothing_that_could_decide_bytes() -
 
 
 def test_every_default_is_given_on_the_command_line() -> None:
-    flags = decisive_flags("trn3", 2, 3, "all", ["--enable-fast-context-switch"])
+    flags = command_flags("trn3", 2, 3, "all", ["--enable-fast-context-switch"])
     assert flags == [
         "--framework", "XLA", "--target", "trn3", "--lnc", "2", "--auto-cast", "all", "-O3",
         "--model-type", "transformer", "--enable-fast-context-switch",
     ]  # fmt: skip
     for own in (["--model-type=generic"], ["--model-type", "generic"]):
-        flags = decisive_flags("trn1", 1, 1, "none", own)
+        flags = command_flags("trn1", 1, 1, "none", own)
         assert flags[-len(own) :] == own
         assert "transformer" not in flags
 
