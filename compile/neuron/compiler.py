@@ -151,7 +151,7 @@ def command_flags(
 
 
 def other_flags(flags: Sequence[str]) -> list[str]:
-    """Those without a key of their own. The compiler is told that a program is a transformer, unless
-    the model file has a `--model-type`."""
+    """Those without a key of their own. The compiler is told that a program is a transformer,
+    unless the model file has a `--model-type`."""
     given = any(flag.partition("=")[0] == MODEL_TYPE for flag in flags)
     return [*flags] if given else [MODEL_TYPE, "transformer", *flags]
