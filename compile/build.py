@@ -33,8 +33,6 @@ from nxbucket.toolkit.errors import LockError
 from nxbucket.toolkit.spec import DeploySpec
 
 POLL_S = 0.2
-MEMORY_PER_JOB_BYTES = 3 << 30
-"""Assumed peak of one cpu compile; AOTInductor and g++ were seen at 1 to 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,8 @@ class Outcome:
     """How one program came out.
 
     `reused`: another entry had the same graph's artifact. `rebuilt`: the artifact was corrupt. For
-    both, `detail` says what was, if anything. `failed`: it is the reason; read on in `log_path`.
+    both, `detail` says what was, if anything. `failed`: it is the reason, `hint` the mend where one
+    is known; read on in `log_path`.
     """
 
     planned: PlannedProgram
@@ -66,6 +65,7 @@ class Outcome:
     detail: str | None = None
     log_path: Path | None = None
     log_tail: str = ""
+    hint: str | None = None
 
     @property
     def name(self) -> str:
@@ -138,15 +138,15 @@ def build(
     if missing:
         cache.prepare()
         run = _Run(cache, compiler, reporter, timeout_s, collections.deque(missing))
-        for outcome in run.all(jobs or default_jobs(len(missing))):
+        for outcome in run.all(jobs or default_jobs(len(missing), compiler.memory_per_job_bytes)):
             outcomes[outcome.name] = outcome
     return _finish(spec, planned.toolchain, [outcomes[p.name] for p in planned.programs])
 
 
-def default_jobs(num_missing: int) -> int:
+def default_jobs(num_missing: int, memory_per_job_bytes: int) -> int:
     """As many as cores and free memory carry, at least one."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(num_missing, cores, available_bytes() // MEMORY_PER_JOB_BYTES))
+    return max(1, min(num_missing, cores, available_bytes() // memory_per_job_bytes))
 
 
 @dataclass
@@ -220,22 +220,34 @@ class _Run:
                 detail=failure.reason,
                 log_path=failure.log_path,
                 log_tail=failure.log_tail,
+                hint=failure.hint,
             )
         graph_entry = self.cache.lookup(str(result["graph_key"]))
         assert isinstance(graph_entry, Hit), graph_entry
-        manifest = self.cache.link(graph_entry.manifest, planned.inputs)
         wall_s = time.monotonic() - start
+        if graph_entry.manifest.toolchain != planned.inputs["toolchain"]:
+            # The key was computed with another one: its bytes are not those that the key names.
+            return Outcome(
+                planned,
+                "failed",
+                wall_s,
+                manifest=None,
+                detail="was replaced by another version while the build ran",
+                log_path=self.cache.log_path(planned.key),
+                hint="nxbucket compile builds it with the one that is there now",
+            )
+        manifest = self.cache.link(graph_entry.manifest, planned.inputs)
         damage = found.reason if isinstance(found, Corrupt) else None
         if result["reused"]:
             return Outcome(planned, "reused", wall_s, manifest, damage)
         return Outcome(planned, "rebuilt" if damage else "compiled", wall_s, manifest, damage)
 
     def _run_with_one_retry(self, planned: PlannedProgram) -> dict[str, object]:
-        """Again once after a signal (often memory, which may be free now); never after an error."""
+        """Again once after what may go through now; never after an error of the program's."""
         try:
             return self._run(planned)
         except JobFailure as failure:
-            if failure.signal_number is None:
+            if not failure.worth_a_retry:
                 raise
             return self._run(planned)
 

@@ -41,6 +41,8 @@ class CompilerSpec:
 
     factory: str
     options: Mapping[str, Any]
+    memory_per_job_bytes: int = 3 << 30
+    """Assumed peak of one compile; AOTInductor and g++ were seen at 1 to 2 GiB."""
 
     def create(self) -> Compiler:
         module, _, name = self.factory.partition(":")
@@ -53,6 +55,9 @@ FACTORIES = {
     "hlo": "nxbucket.compile.hlo.compiler:HloCompiler",
     "neuron": "nxbucket.compile.neuron.compiler:NeuronCompiler",
 }
+
+NEURON_MEMORY_PER_JOB_BYTES = 16 << 30
+"""People report 5 to 25 GB for one neuronx-cc; too many at a time end in the OOM killer."""
 
 
 def compiler_for(spec: DeploySpec, *, emulate: bool = False) -> CompilerSpec:
@@ -71,4 +76,5 @@ def compiler_for(spec: DeploySpec, *, emulate: bool = False) -> CompilerSpec:
             "auto_cast": options.auto_cast,
             "flags": list(options.flags),
         },
+        NEURON_MEMORY_PER_JOB_BYTES,
     )

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from nxbucket.compile.failure import Failure
+
 TAIL_LINES = 15
 UNKEYED_ENVIRONMENT = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "AOT_INDUCTOR_", "AOTI_")
 
@@ -21,11 +23,21 @@ class Stopped(Exception):
 
 @dataclass
 class JobFailure(Exception):
-    """`reason` is a sentence; `signal_number` is set if the process was killed by one."""
+    """`reason` is a sentence; `signal_number` is set if the process was killed by one.
+
+    `retryable` is what the worker says of a failure that it knows, and `hint` the mend.
+    """
 
     reason: str
     log_path: Path
     signal_number: int | None = None
+    hint: str | None = None
+    retryable: bool = False
+
+    @property
+    def worth_a_retry(self) -> bool:
+        """A signal is often memory, which may be free now. An error stays one."""
+        return self.signal_number is not None or self.retryable
 
     @property
     def log_tail(self) -> str:
@@ -75,6 +87,8 @@ def run_job(
         name = signal.Signals(-returncode).name
         why = " (out of memory?)" if name == "SIGKILL" else ""
         raise JobFailure(f"was killed by {name}{why}", log_path, -returncode)
+    if returncode > 0 and (failure := _known_failure(result_file)) is not None:
+        raise JobFailure(failure.reason, log_path, hint=failure.hint, retryable=failure.retryable)
     if returncode > 0:
         raise JobFailure(f"exited with status {returncode}", log_path)
     try:
@@ -82,6 +96,13 @@ def run_job(
     except (FileNotFoundError, ValueError):
         raise JobFailure("ended without a result", log_path) from None
     return result
+
+
+def _known_failure(result_file: Path) -> Failure | None:
+    try:
+        return Failure.from_json(result_file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _clean_environment() -> dict[str, str]:

@@ -16,11 +16,13 @@ from typing import Any
 from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.canonical import digest_of, file_sha256, sha256_hex
 from nxbucket.compile.compiler import CompilerSpec
+from nxbucket.compile.failure import Failure
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.compile.program import BucketProgram
 from nxbucket.toolkit.architecture import Architecture
+from nxbucket.toolkit.errors import NxbucketError
 
 
 def job_json(
@@ -43,12 +45,19 @@ def main(job_file: str, result_file: str) -> None:
     die_with_parent()
     if os.getppid() != job["parent_pid"]:
         sys.exit("the command that asked for this compile has gone")
-    manifest, reused = compile_job(
-        _program_from_json(job["program"]),
-        CompilerSpec(**job["compiler"]),
-        ArtifactCache(Path(job["cache_dir"])),
-        Path(job["work_dir"]),
-    )
+    try:
+        manifest, reused = compile_job(
+            _program_from_json(job["program"]),
+            CompilerSpec(**job["compiler"]),
+            ArtifactCache(Path(job["cache_dir"])),
+            Path(job["work_dir"]),
+        )
+    except NxbucketError as error:
+        # Known: the sentence says more than a traceback in the log would.
+        failure = Failure.of(error)
+        print(f"error: the compiler {failure.reason}", flush=True)
+        Path(result_file).write_text(json.dumps(failure.as_json()))
+        sys.exit(1)
     result = {"graph_key": manifest.key, "reused": reused}
     Path(result_file).write_text(json.dumps(result))
 

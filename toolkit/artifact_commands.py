@@ -126,6 +126,8 @@ def _print_report(
     for o in report.failed:
         output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
         output.print_indented(o.log_tail)
+        if o.hint is not None:
+            output.print_hint(f"{o.name}: {o.hint}")
     if report.failed:
         output.print_error(
             CompileError(
@@ -170,6 +172,7 @@ def _report_json(
                 "size_bytes": o.manifest.size_bytes if o.manifest else None,
                 "wall_s": round(o.wall_s, 3),
                 "detail": o.detail,
+                "hint": o.hint,
                 "log": str(o.log_path) if o.log_path else None,
             }
             for o in report.outcomes

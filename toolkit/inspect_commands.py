@@ -1,0 +1,131 @@
+"""`nxbucket inspect`: what a compiled file says of itself, whatever it is called.
+
+Nothing is run, loaded or unpacked to disk; neither torch nor jax is imported for a NEFF or a .pt2.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nxbucket.toolkit import output
+from nxbucket.toolkit.arguments import Json, examples
+from nxbucket.toolkit.errors import ArtifactError, UsageError
+
+if TYPE_CHECKING:
+    from nxbucket.compile.neuron.neff import Neff
+
+app = typer.Typer(rich_markup_mode=None)
+
+ZIP = b"PK\x03\x04"
+ANOTHER = "nxbucket compile makes it again; nxbucket cache verify finds the damaged ones"
+
+
+@app.command(
+    epilog=examples("nxbucket inspect program.neff", "nxbucket inspect program.neff --json")
+)
+def inspect(
+    file: Annotated[
+        Path, typer.Argument(help="A NEFF, a .pt2 or an HloModuleProto, told apart by content.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Print what a compiled file says of itself: what it is for, its parts, its tensors.
+
+    Exit 1 for a file that is damaged.
+    """
+    with output.errors_as_json(as_json):
+        if not file.is_file():
+            raise UsageError(
+                f"no file {file}", hint="nxbucket cache show KEY prints the digests of its blobs"
+            )
+        with file.open("rb") as f:
+            start = f.read(40)
+        from nxbucket.compile.neuron.neff import looks_like_neff
+
+        if looks_like_neff(start):
+            _inspect_neff(file, as_json)
+        elif start.startswith(ZIP):
+            _inspect_pt2(file, as_json)
+        else:
+            _inspect_hlo(file, as_json)
+
+
+def _inspect_hlo(file: Path, as_json: bool) -> None:
+    raise UsageError(
+        f"{file} is not an artifact nxbucket knows",
+        hint="give a NEFF (of a Neuron target) or a .pt2 (of target cpu)",
+    )
+
+
+def _inspect_neff(file: Path, as_json: bool) -> None:
+    from nxbucket.compile.neuron.neff import read_neff
+    from nxbucket.compile.neuron.neff_archive import MalformedNeff
+
+    try:
+        neff = read_neff(file)
+    except MalformedNeff as err:
+        raise ArtifactError(f"{file} {err}", hint=ANOTHER) from err
+    whole = neff.digest != "differs"
+    if as_json:
+        output.print_json({"ok": whole, "kind": "neff", "file": str(file), **neff.as_json()})
+    else:
+        _print_neff(file, neff)
+    if not whole:
+        raise typer.Exit(ArtifactError.exit_code)
+
+
+def _print_neff(file: Path, neff: "Neff") -> None:
+    from nxbucket.compile.neuron.neff import ANY_TARGET, targets_of
+
+    header = neff.header
+    known = ", ".join(targets_of(neff.target)) or "unknown to nxbucket"
+    if neff.target == ANY_TARGET:
+        known = "any"
+    packed = "gzip" if neff.compressed else "not compressed"
+    rows = [
+        ("kind", f"NEFF {header.major}.{header.minor}, package {header.pkg_version}, {packed}"),
+        ("size", f"{neff.size_bytes} bytes"),
+        ("digest", f"{neff.digest_scheme or ''} {neff.digest}".strip()),
+        ("target", f"{known} ({neff.target!r})"),
+        ("lnc", str(neff.lnc) if neff.lnc is not None else "not recorded"),
+        ("graphs", ", ".join(neff.graphs) or "none"),
+        ("name", header.name or "-"),
+        ("build", header.build_version or "-"),
+        ("uuid", header.uuid),
+        ("feature bits", f"{header.feature_bits:#x}"),
+    ]
+    output.print_table(rows)
+    for title, table in (
+        (("graph", "kind", "bytes", "tensor"), _tensor_rows(neff)),
+        (("bytes", "member"), [(str(size), name) for name, size in neff.members]),
+    ):
+        if table:
+            output.print_data("")
+            output.print_table([title, *table])
+    for note in neff.notes:
+        output.print_note(note)
+    if neff.digest == "differs":
+        output.print_warning(f"{file} is damaged: its archive is not the one its header names")
+        output.print_hint(ANOTHER)
+
+
+def _tensor_rows(neff: "Neff") -> list[tuple[str, ...]]:
+    return [(t.graph, t.kind, str(t.size_bytes), t.name) for t in neff.tensors]
+
+
+def _inspect_pt2(file: Path, as_json: bool) -> None:
+    from nxbucket.compile.package import read_package
+
+    package = read_package(file)
+    if as_json:
+        output.print_json({"ok": True, "kind": "pt2", "file": str(file), **package})
+        return
+    rows: list[tuple[str, Any]] = [("kind", "AOTInductor package"), *package.items()]
+    shown = [(k, v) for k, v in rows if k not in ("members", "metadata")]
+    output.print_table([(k, "not recorded" if v is None else str(v)) for k, v in shown])
+    output.print_data("")
+    output.print_table(list(package["metadata"].items()) or [("metadata", "none")])
+    output.print_data("")
+    members = [(str(m["size_bytes"]), m["name"]) for m in package["members"]]
+    output.print_table([("bytes", "member"), *members])
