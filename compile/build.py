@@ -1,22 +1,17 @@
-"""From a model file to artifacts in the cache and a lock file: hit, or compile and publish."""
+"""From a model file to artifacts in the cache and a lock file: hit, pulled, or compiled."""
 
-import collections
-import concurrent.futures
-import os
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
-from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Lookup
+from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.compiler import CompilerSpec
-from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.key import key_inputs
+from nxbucket.compile.leases import lease
 from nxbucket.compile.lockfile import (
     Lock,
     changed_programs,
+    fault_of,
     lock_path,
     locked_program,
     make_lock,
@@ -24,56 +19,41 @@ from nxbucket.compile.lockfile import (
     write_lock,
 )
 from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.outcome import Outcome, PlannedProgram, Reporter
 from nxbucket.compile.plan import plan_programs
-from nxbucket.compile.program import BucketProgram
-from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
+from nxbucket.compile.pool import Pool, PoolOptions
+from nxbucket.compile.remote import Damaged, Pulled, pull
+from nxbucket.compile.store import Store
 from nxbucket.compile.toolchain import Toolchain
-from nxbucket.compile.worker import job_json
-from nxbucket.toolkit.errors import LockError
+from nxbucket.toolkit.errors import CompileError, LockError
 from nxbucket.toolkit.spec import DeploySpec
 
-POLL_S = 0.2
+
+@dataclass(frozen=True)
+class Plan:
+    toolchain: Toolchain
+    programs: list[PlannedProgram]
 
 
 @dataclass(frozen=True)
-class PlannedProgram:
-    """A program with its input key and what the cache holds for it."""
+class Shard:
+    """Part `index` of `count`, from 1: of the programs, those a CI job of that number compiles."""
 
-    program: BucketProgram
-    inputs: dict[str, Any]
-    key: str
-    found: Lookup
+    index: int
+    count: int
 
-    @property
-    def name(self) -> str:
-        return self.program.name
+    def __contains__(self, planned: PlannedProgram) -> bool:
+        # By key and not by place: a list that grows by one entry moves no other program.
+        return int(planned.key[:8], 16) % self.count == self.index - 1
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one program came out.
-
-    `reused`: another entry had the same graph's artifact. `rebuilt`: the artifact was corrupt. For
-    both, `detail` says what was, if anything. `failed`: it is the reason, `hint` the mend where one
-    is known; read on in `log_path`.
-    """
-
-    planned: PlannedProgram
-    status: Literal["hit", "compiled", "rebuilt", "reused", "failed"]
-    wall_s: float
-    manifest: Manifest | None
-    detail: str | None = None
-    log_path: Path | None = None
-    log_tail: str = ""
-    hint: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.planned.name
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
 
 
 @dataclass(frozen=True)
 class BuildReport:
+    """`others`: programs of other shards, which this build did not look after."""
+
     toolchain: Toolchain
     outcomes: list[Outcome]
     lock_file: Path
@@ -82,25 +62,11 @@ class BuildReport:
     """Programs whose bytes are not those the previous lock named."""
     previous_commit: str | None = None
     """The commit of the hub id that the previous lock named."""
+    others: tuple[str, ...] = ()
 
     @property
     def failed(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.status == "failed"]
-
-
-class Reporter(Protocol):
-    """Told what happens, from several threads."""
-
-    def planned(self, total: int) -> None: ...
-    def started(self, planned: PlannedProgram) -> None: ...
-    def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None: ...
-    def finished(self, outcome: Outcome) -> None: ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    toolchain: Toolchain
-    programs: list[PlannedProgram]
+        return [o for o in self.outcomes if o.status in ("failed", "skipped")]
 
 
 def plan(spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec) -> Plan:
@@ -119,157 +85,123 @@ def build(
     cache: ArtifactCache,
     compiler: CompilerSpec,
     reporter: Reporter,
-    *,
-    jobs: int | None = None,
-    timeout_s: float | None = None,
+    options: PoolOptions = PoolOptions(),  # noqa: B008  # frozen
+    shard: Shard | None = None,
 ) -> BuildReport:
-    """Compile what `cache` lacks, `jobs` at a time, and write the lock once everything is there.
+    """Compile what cache and remote lack, and write the lock once every program is there.
 
-    A failed program does not stop the others, and is not remembered: the next run tries it again.
-    KeyboardInterrupt stops the running compiles and leaves what is finished in the cache.
+    A failure is not remembered: the next run tries again. KeyboardInterrupt stops the running
+    compiles and leaves what is finished in the cache.
     """
     planned = plan(spec, cache, compiler)
-    hits = [_hit(p, p.found) for p in planned.programs if isinstance(p.found, Hit)]
-    outcomes = {outcome.name: outcome for outcome in hits}
-    reporter.planned(len(planned.programs))
-    for outcome in outcomes.values():
-        reporter.finished(outcome)
-    missing = [p for p in planned.programs if p.name not in outcomes]
-    if missing:
+    mine = [p for p in planned.programs if shard is None or p in shard]
+    reporter.planned(len(mine))
+    outcomes = {}
+    for p in mine:
+        # With `push`, a hit has work to do too.
+        if isinstance(p.found, Hit) and not options.push:
+            cache.mark_used(p.key)
+            outcomes[p.name] = Outcome(p, "hit", 0.0, p.found.manifest)
+            reporter.finished(outcomes[p.name])
+    if missing := [p for p in mine if p.name not in outcomes]:
         cache.prepare()
-        run = _Run(cache, compiler, reporter, timeout_s, collections.deque(missing))
-        for outcome in run.all(jobs or default_jobs(len(missing), compiler.memory_per_job_bytes)):
-            outcomes[outcome.name] = outcome
-    return _finish(spec, planned.toolchain, [outcomes[p.name] for p in planned.programs])
+        with lease(cache.root, (p.key for p in planned.programs)):
+            for outcome in Pool(cache, compiler, reporter, options, missing).run():
+                outcomes[outcome.name] = outcome
+    others = [p for p in planned.programs if p not in mine]
+    return _finish(spec, cache, planned.toolchain, [outcomes[p.name] for p in mine], others)
 
 
-def default_jobs(num_missing: int, memory_per_job_bytes: int) -> int:
-    """As many as cores and free memory carry, at least one."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(num_missing, cores, available_bytes() // memory_per_job_bytes))
+def gather(
+    spec: DeploySpec,
+    cache: ArtifactCache,
+    compiler: CompilerSpec,
+    reporter: Reporter,
+    remote: Store | None,
+    previous: Lock | None = None,
+) -> BuildReport:
+    """What cache and remote hold, without compiling anything: for the lock after sharded compiles.
+
+    With `previous`, the lock is not written, and only the bytes that it names are taken. Raises
+    CompileError naming the programs that are nowhere, or not as locked.
+    """
+    planned = plan(spec, cache, compiler)
+    reporter.planned(len(planned.programs))
+    outcomes, faults = [], []
+    for p in planned.programs:
+        found = _gathered(cache, p, remote, previous, planned.toolchain)
+        if isinstance(found, str):
+            faults.append(found)
+            continue
+        reporter.finished(found)
+        outcomes.append(found)
+    if faults:
+        wanted = "as the lock names it" if previous is not None else "there"
+        raise CompileError(
+            f"not every program is {wanted}: {'; '.join(faults)}",
+            hint=f"nxbucket compile {spec.path}"
+            + (", which may give other bytes and then changes the lock" if previous else ""),
+        )
+    if previous is not None:
+        return BuildReport(planned.toolchain, outcomes, lock_path(spec.path), False, [])
+    return _finish(spec, cache, planned.toolchain, outcomes, [])
 
 
-@dataclass
-class _Run:
-    """The compiles of one build, shared by its threads. Each thread takes from `pending`."""
+def _gathered(
+    cache: ArtifactCache,
+    planned: PlannedProgram,
+    remote: Store | None,
+    previous: Lock | None,
+    toolchain: Toolchain,
+) -> Outcome | str:
+    def fault(manifest: Manifest) -> str | None:
+        if previous is None:
+            return None
+        target = previous.targets.get(toolchain.target)
+        locked = [p for p in target.programs if p.name == planned.name] if target else []
+        if not locked:
+            return f"{planned.name} is not in the lock"
+        return fault_of(previous, toolchain.target, locked[0], Hit(manifest))
 
-    cache: ArtifactCache
-    compiler: CompilerSpec
-    reporter: Reporter
-    timeout_s: float | None
-    pending: collections.deque[PlannedProgram]
-
-    def __post_init__(self) -> None:
-        self.stop = threading.Event()
-
-    def all(self, jobs: int) -> list[Outcome]:
-        threads = concurrent.futures.ThreadPoolExecutor(jobs)
-        try:
-            futures = [threads.submit(self._work) for _ in range(jobs)]
-            return [outcome for f in futures for outcome in f.result()]
-        finally:
-            # Ctrl-C can come while the first threads already compile and others are not made yet.
-            self.stop.set()
-            threads.shutdown()
-
-    def _work(self) -> list[Outcome]:
-        outcomes = []
-        while not self.stop.is_set():
-            try:
-                planned = self.pending.popleft()
-            except IndexError:
-                break
-            try:
-                outcome = self._one(planned)
-            except Stopped:
-                break
-            except BaseException:
-                self.stop.set()
-                raise
-            if outcome is None:
-                # Another process compiles it. Try the others first, then look again.
-                self.pending.append(planned)
-                self.stop.wait(POLL_S)
-                continue
-            self.reporter.finished(outcome)
-            outcomes.append(outcome)
-        return outcomes
-
-    def _one(self, planned: PlannedProgram) -> Outcome | None:
-        """The program's outcome, or None if another process holds its lock."""
-        with self.cache.lock(planned.key, blocking=False) as held:
-            if not held:
-                self.reporter.waiting(planned, self.cache.lock_holder(planned.key))
-                return None
-            found = self.cache.lookup(planned.key)
-            if isinstance(found, Hit):
-                return _hit(planned, found)
-            self.reporter.started(planned)
-            return self._compile(planned, found)
-
-    def _compile(self, planned: PlannedProgram, found: Lookup) -> Outcome:
-        start = time.monotonic()
-        try:
-            result = self._run_with_one_retry(planned)
-        except JobFailure as failure:
-            return Outcome(
-                planned,
-                "failed",
-                time.monotonic() - start,
-                manifest=None,
-                detail=failure.reason,
-                log_path=failure.log_path,
-                log_tail=failure.log_tail,
-                hint=failure.hint,
-            )
-        graph_entry = self.cache.lookup(str(result["graph_key"]))
-        assert isinstance(graph_entry, Hit), graph_entry
-        wall_s = time.monotonic() - start
-        if graph_entry.manifest.toolchain != planned.inputs["toolchain"]:
-            # The key was computed with another one: its bytes are not those that the key names.
-            return Outcome(
-                planned,
-                "failed",
-                wall_s,
-                manifest=None,
-                detail="was replaced by another version while the build ran",
-                log_path=self.cache.log_path(planned.key),
-                hint="nxbucket compile builds it with the one that is there now",
-            )
-        manifest = self.cache.link(graph_entry.manifest, planned.inputs)
-        damage = found.reason if isinstance(found, Corrupt) else None
-        if result["reused"]:
-            return Outcome(planned, "reused", wall_s, manifest, damage)
-        return Outcome(planned, "rebuilt" if damage else "compiled", wall_s, manifest, damage)
-
-    def _run_with_one_retry(self, planned: PlannedProgram) -> dict[str, object]:
-        """Again once after what may go through now; never after an error of the program's."""
-        try:
-            return self._run(planned)
-        except JobFailure as failure:
-            if not failure.worth_a_retry:
-                raise
-            return self._run(planned)
-
-    def _run(self, planned: PlannedProgram) -> dict[str, object]:
-        with self.cache.work_dir(planned.key) as work_dir:
-            job = job_json(planned.program, self.compiler, self.cache, work_dir)
-            log_path = self.cache.log_path(planned.key)
-            with self.cache.writing():
-                return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
+    reason = f"{planned.name} is missing"
+    if isinstance(planned.found, Hit):
+        wrong = fault(planned.found.manifest)
+        if wrong is None:
+            return Outcome(planned, "hit", 0.0, planned.found.manifest)
+        reason = wrong
+    if remote is None:
+        return reason
+    cache.prepare()
+    with cache.lock(planned.key):
+        found = pull(remote, cache, planned.key, lambda _: None, fault)
+    if isinstance(found, Pulled):
+        return Outcome(planned, "pulled", 0.0, found.manifest)
+    return f"{reason} ({found.reason})" if isinstance(found, Damaged) else reason
 
 
-def _hit(planned: PlannedProgram, found: Hit) -> Outcome:
-    return Outcome(planned, "hit", 0.0, found.manifest)
-
-
-def _finish(spec: DeploySpec, toolchain: Toolchain, outcomes: list[Outcome]) -> BuildReport:
+def _finish(
+    spec: DeploySpec,
+    cache: ArtifactCache,
+    toolchain: Toolchain,
+    outcomes: list[Outcome],
+    others: list[PlannedProgram],
+) -> BuildReport:
+    """The lock, if every program of the plan is there now; those of other shards may be."""
     path = lock_path(spec.path)
+    manifests = {o.name: o.manifest for o in outcomes if o.manifest}
+    for p in others:
+        found = cache.lookup(p.key)
+        if isinstance(found, Hit):
+            manifests[p.name] = found.manifest
+    absent = tuple(p.name for p in others if p.name not in manifests)
+    planned = {p.name: p for p in (*(o.planned for o in outcomes), *others)}
     programs = [
-        locked_program(o.planned.program, o.planned.key, o.manifest) for o in outcomes if o.manifest
+        locked_program(planned[program.name].program, planned[program.name].key, manifest)
+        for program in plan_programs(spec)
+        if (manifest := manifests.get(program.name)) is not None
     ]
-    if len(programs) < len(outcomes):
-        return BuildReport(toolchain, outcomes, path, lock_written=False, changed=[])
+    if len(programs) < len(planned):
+        return BuildReport(toolchain, outcomes, path, False, [], others=absent)
     previous = _previous_lock(path)
     lock = make_lock(spec, toolchain.target, toolchain.versions, programs, previous)
     return BuildReport(

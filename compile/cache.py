@@ -25,6 +25,7 @@ import filelock
 import platformdirs
 
 from nxbucket.compile.canonical import file_sha256
+from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, BlobRole, Manifest, is_digest
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
 
@@ -154,6 +155,9 @@ class ArtifactCache:
         except OSError as err:
             return f"{path}: {err.strerror or err}"
         return None
+
+    def has_entry(self, key: str) -> bool:
+        return self.entry_path(key).is_file()
 
     def all_keys(self) -> list[str]:
         """Every key that has an entry file, sorted."""
@@ -285,6 +289,10 @@ class ArtifactCache:
 
     def publish(self, manifest: Manifest) -> None:
         """Write the entry, atomically, over any older one. Its blobs must be in place."""
+        with self.writing(), publishing(self.root):
+            self._publish(manifest)
+
+    def _publish(self, manifest: Manifest) -> None:
         for blob in manifest.blobs:
             reason = self.check_blob(blob)
             if reason:
@@ -292,15 +300,14 @@ class ArtifactCache:
         path = self.entry_path(manifest.key)
         # Not a NamedTemporaryFile: only its owner could read it, and others serve from this cache.
         staged = self.root / "tmp" / f"entry-{os.urandom(8).hex()}"
-        with self.writing():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                staged.write_bytes(manifest.to_json())
-                _sync(staged)
-                staged.replace(path)
-                _sync(path.parent)
-            finally:
-                staged.unlink(missing_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged.write_bytes(manifest.to_json())
+            _sync(staged)
+            staged.replace(path)
+            _sync(path.parent)
+        finally:
+            staged.unlink(missing_ok=True)
 
     def mark_used(self, key: str) -> None:
         """For gc, which takes first what was not used for longest."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nxbucket.compile.build import Plan, PlannedProgram
+from nxbucket.compile.build import Plan
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit
 from nxbucket.compile.explain import (
     Difference,
@@ -24,6 +24,7 @@ from nxbucket.compile.lockfile import (
     lock_path,
     read_lock,
 )
+from nxbucket.compile.outcome import PlannedProgram
 from nxbucket.toolkit.errors import LockError
 from nxbucket.toolkit.spec import DeploySpec
 

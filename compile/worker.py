@@ -18,18 +18,26 @@ from nxbucket.compile.canonical import digest_of, file_sha256, sha256_hex
 from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.failure import Failure
 from nxbucket.compile.key import graph_key_inputs
+from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.remote import Pulled, pull
+from nxbucket.compile.store import Store, open_store
 from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import NxbucketError
 
 
 def job_json(
-    program: BucketProgram, compiler: CompilerSpec, cache: ArtifactCache, work_dir: Path
+    program: BucketProgram,
+    compiler: CompilerSpec,
+    cache: ArtifactCache,
+    work_dir: Path,
+    remote: str | None = None,
 ) -> str:
     return json.dumps(
         {
+            "remote": remote,
             "program": asdict(program),
             "compiler": asdict(compiler),
             "cache_dir": str(cache.root),
@@ -51,6 +59,7 @@ def main(job_file: str, result_file: str) -> None:
             CompilerSpec(**job["compiler"]),
             ArtifactCache(Path(job["cache_dir"])),
             Path(job["work_dir"]),
+            None if job["remote"] is None else open_store(job["remote"]),
         )
     except NxbucketError as error:
         # Known: the sentence says more than a traceback in the log would.
@@ -63,9 +72,13 @@ def main(job_file: str, result_file: str) -> None:
 
 
 def compile_job(
-    program: BucketProgram, compiler_spec: CompilerSpec, cache: ArtifactCache, work_dir: Path
+    program: BucketProgram,
+    compiler_spec: CompilerSpec,
+    cache: ArtifactCache,
+    work_dir: Path,
+    remote: Store | None = None,
 ) -> tuple[Manifest, bool]:
-    """Lower; take the graph's artifact from the cache, or compile and publish it.
+    """Lower; take the graph's artifact from the cache or the remote, or compile and publish it.
 
     Returns the graph entry and whether it was there already.
     """
@@ -81,6 +94,10 @@ def compile_job(
         found = cache.lookup(key)
         if isinstance(found, Hit):
             return found.manifest, True
+        if remote is not None:
+            pulled = pull(remote, cache, key, lambda _: None)
+            if isinstance(pulled, Pulled):
+                return pulled.manifest, True
         start = time.monotonic()
         files = compiler.compile(lowered, work_dir)
         compile_s = time.monotonic() - start
@@ -89,21 +106,23 @@ def compile_job(
         usage = (
             resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         )
-        manifest = Manifest(
-            key_kind="graph",
-            program=program.name,
-            target=toolchain.target,
-            inputs=inputs,
-            graph_key=key,
-            signature=program.signature,
-            blobs=tuple(cache.add_blob(path, role) for role, path in files.items()),
-            toolchain=dict(toolchain.versions),
-            lower_s=round(lower_s, 3),
-            compile_s=round(compile_s, 3),
-            peak_rss_bytes=max(u.ru_maxrss for u in usage) * 1024,
-            log_sha256=_log_sha256(),
-        )
-        cache.publish(manifest)
+        with publishing(cache.root):
+            blobs = tuple(cache.add_blob(path, role) for role, path in files.items())
+            manifest = Manifest(
+                key_kind="graph",
+                program=program.name,
+                target=toolchain.target,
+                inputs=inputs,
+                graph_key=key,
+                signature=program.signature,
+                blobs=blobs,
+                toolchain=dict(toolchain.versions),
+                lower_s=round(lower_s, 3),
+                compile_s=round(compile_s, 3),
+                peak_rss_bytes=max(u.ru_maxrss for u in usage) * 1024,
+                log_sha256=_log_sha256(),
+            )
+            cache.publish(manifest)
     return manifest, False
 
 

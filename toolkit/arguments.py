@@ -19,6 +19,16 @@ ModelFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
+Remote = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        metavar="STORE",
+        help="The shared store, s3://bucket/prefix or a folder; wins over artifacts.remote.",
+        show_default=False,
+    ),
+]
+
 
 def examples(*commands: str) -> str:
     """The end of a command's help text. \\b keeps its lines apart."""

@@ -14,11 +14,13 @@ import typer
 
 from nxbucket.toolkit import (
     artifact_commands,
+    cache_commands,
     inspect_commands,
     output,
     plan_commands,
     serving_commands,
     setup_commands,
+    store_commands,
 )
 from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
 from nxbucket.toolkit.environment import unknown_variables
@@ -50,10 +52,12 @@ app = typer.Typer(
 
 
 app.add_typer(artifact_commands.app)
+app.add_typer(cache_commands.app, name="cache")
 app.add_typer(inspect_commands.app)
 app.add_typer(plan_commands.app)
 app.add_typer(serving_commands.app)
 app.add_typer(setup_commands.app)
+app.add_typer(store_commands.app)
 
 
 def _print_version(wanted: bool) -> None:

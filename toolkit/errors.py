@@ -70,6 +70,8 @@ class CacheError(NxbucketError):
 
 class StoreError(NxbucketError):
     code = "store"
+
+
 class ArtifactError(NxbucketError):
     code = "artifact"
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from nxbucket.compile.build import Plan, PlannedProgram, plan
+from nxbucket.compile.build import Plan, plan
 from nxbucket.compile.cache import ArtifactCache, CacheChoice, Corrupt, Hit
 from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.cost import CompileTimes, Cost, Memory, compile_times, cost_of, memory_of
 from nxbucket.compile.host_memory import available_bytes
+from nxbucket.compile.outcome import PlannedProgram
 from nxbucket.toolkit import output
 from nxbucket.toolkit.buckets import SMALLEST_DEFAULT_PREFILL_BUCKET
 from nxbucket.toolkit.spec import DeploySpec

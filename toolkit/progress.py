@@ -4,8 +4,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from nxbucket.compile.build import Outcome, PlannedProgram
 from nxbucket.compile.cache import LockHolder
+from nxbucket.compile.outcome import Outcome, PlannedProgram
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -43,6 +43,9 @@ class PlainReporter:
             self._done += 1
             done = self._done
         self._say(f"{describe(outcome)} [{done} of {self._total}]")
+
+    def noted(self, sentence: str) -> None:
+        self._say(sentence)
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -107,7 +110,10 @@ def describe(outcome: Outcome) -> str:
     damage = f"was corrupt ({outcome.detail}), " if outcome.detail else ""
     words = {
         "hit": "hit",
+        "pulled": f"pulled from the remote{took}",
         "compiled": f"compiled{took}",
+        "adopted": f"compiled{took}, but another host's bytes were in the remote first: taken",
+        "skipped": "not begun: another program failed",
         "reused": f"{damage}same graph as an artifact in the cache, reused{took}",
         "rebuilt": f"{damage}compiled again{took}",
         "failed": f"FAILED{took}: the compiler {outcome.detail}; log: {outcome.log_path}",

@@ -82,7 +82,8 @@ class ArtifactLocations(_Frozen):
     cache: Path | None = None
     """The cache folder; a relative path starts at this file. NXBUCKET_CACHE_DIR wins over it."""
     remote: str | None = None
-    """Not yet. A shared store, `s3://bucket/prefix` or a folder."""
+    """A store that hosts share, `s3://bucket/prefix` or a folder (a relative path starts at this
+    file): asked for what the cache lacks, and what `push` and `compile --push` write to."""
 
 
 class DeploySpec(_Frozen):

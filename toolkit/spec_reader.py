@@ -326,13 +326,13 @@ class _SpecReader:
         section.report(key, "no-effect", message, "delete the line; compiler.march is the cpu's")
 
     def _read_artifacts(self, section: Section) -> dict[str, Any]:
-        cache = section.string("cache", None)
-        if section.string("remote", None) is not None:
-            message = "not yet: artifacts.remote; stores other than the local cache come later"
-            section.report(
-                "remote", "not-yet", message, "delete the line; artifacts.cache works today"
-            )
-        return {"cache": None if cache is None else self._file.parent / cache, "remote": None}
+        cache, remote = section.string("cache", None), section.string("remote", None)
+        if remote is not None and "://" in remote and not remote.startswith("s3://"):
+            message = f"{section.dotted('remote')} is {show(remote)}: no store has such an address"
+            section.report("remote", "remote", message, "s3://bucket/prefix, or a folder")
+        if remote is not None and "://" not in remote:
+            remote = str(self._file.parent / Path(remote).expanduser())
+        return {"cache": None if cache is None else self._file.parent / cache, "remote": remote}
 
     def _read_serve(self) -> dict[str, Any]:
         section = self._top.child("serve")

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from null_compiler import NullOptions, model_file, null_spec, recorded, recorded_pids
 
-from nxbucket.compile import build as build_module
 from nxbucket.compile import key as key_module
-from nxbucket.compile.build import BuildReport, Outcome, PlannedProgram, build, default_jobs, plan
+from nxbucket.compile import pool as pool_module
+from nxbucket.compile.build import BuildReport, build, plan
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Miss
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.cpu import CpuCompiler
 from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.lockfile import lock_path, read_lock
+from nxbucket.compile.outcome import Outcome, PlannedProgram
+from nxbucket.compile.pool import PoolOptions, default_jobs
 from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.errors import BindError, CompileError
@@ -54,6 +56,10 @@ class Recorder:
             self.lines.append(f"{outcome.status} {outcome.name}")
             self.running -= outcome.status != "hit"
 
+    def noted(self, sentence: str) -> None:
+        with self._lock:
+            self.lines.append(f"noted {sentence}")
+
 
 class Bench:
     """One model file, one cache, and a record of what the compiler did."""
@@ -71,7 +77,8 @@ class Bench:
         (self.events / "events").unlink(missing_ok=True)
         self.reporter = Recorder()
         compiler = null_spec(events=str(self.events), **options)
-        return build(self.spec, self.cache, compiler, self.reporter, jobs=jobs, timeout_s=timeout_s)
+        pool = PoolOptions(jobs=jobs, timeout_s=timeout_s)
+        return build(self.spec, self.cache, compiler, self.reporter, pool)
 
     def compiled(self) -> list[str]:
         return recorded(self.events, "compile")
@@ -341,7 +348,7 @@ def test_an_interrupt_stops_the_compiles_and_keeps_what_is_finished(
 
     compiler = null_spec(events=str(bench.events), hang=("prefill_s64",))
     with pytest.raises(KeyboardInterrupt):
-        build(bench.spec, bench.cache, compiler, Interrupting(), jobs=2)
+        build(bench.spec, bench.cache, compiler, Interrupting(), PoolOptions(jobs=2))
     assert workers() == []
     assert statuses(bench.build())["prefill_s32"] == "hit"
 
@@ -389,7 +396,7 @@ def test_a_lock_that_is_garbage_is_replaced(bench: Bench) -> None:
 def test_the_number_of_jobs_follows_work_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, free_gib: int, cores: int, missing: int, jobs: int
 ) -> None:
-    monkeypatch.setattr(build_module, "available_bytes", lambda: free_gib << 30)
+    monkeypatch.setattr(pool_module, "available_bytes", lambda: free_gib << 30)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert null_spec().memory_per_job_bytes == 3 << 30
     assert default_jobs(missing, 3 << 30) == jobs

@@ -1,6 +1,7 @@
 import json
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -514,7 +515,7 @@ def test_the_mount_nearest_to_the_cache_decides(
 def test_reading_needs_no_folder_of_the_writer(cache: ArtifactCache) -> None:
     manifest = put(cache)
     for name in ("locks", "logs", "tmp"):
-        (cache.root / name).rmdir()
+        shutil.rmtree(cache.root / name)
     assert cache.lookup(KEY) == Hit(manifest)
 
 

@@ -1,0 +1,61 @@
+"""What is known of each program while a build runs, and how it came out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nxbucket.compile.cache import LockHolder, Lookup
+from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.program import BucketProgram
+
+
+@dataclass(frozen=True)
+class PlannedProgram:
+    """A program with its input key and what the cache holds for it."""
+
+    program: BucketProgram
+    inputs: dict[str, Any]
+    key: str
+    found: Lookup
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+
+Status = Literal["hit", "pulled", "compiled", "rebuilt", "reused", "adopted", "failed", "skipped"]
+"""`pulled`: from the remote. `reused`: another entry had the same graph's artifact. `rebuilt`: the
+artifact was corrupt. `adopted`: compiled here, but another host had pushed other bytes first, and
+they are used. `skipped`: never begun, since another program failed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one program came out.
+
+    `detail` says what was wrong with an artifact that was there, if anything; of a failure, it is
+    the reason; read on in `log_path`.
+    """
+
+    planned: PlannedProgram
+    status: Status
+    wall_s: float
+    manifest: Manifest | None
+    detail: str | None = None
+    log_path: Path | None = None
+    log_tail: str = ""
+    hint: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.planned.name
+
+
+class Reporter(Protocol):
+    """Told what happens, from several threads."""
+
+    def planned(self, total: int) -> None: ...
+    def started(self, planned: PlannedProgram) -> None: ...
+    def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None: ...
+    def finished(self, outcome: Outcome) -> None: ...
+    def noted(self, sentence: str) -> None: ...
