@@ -145,7 +145,10 @@ class ArtifactCache:
         """None if size and sha256 are right, else what is wrong with which file."""
         path = self.blob_path(blob.digest)
         try:
-            size = path.stat().st_size
+            found = path.lstat()
+            size = found.st_size
+            if not stat.S_ISREG(found.st_mode):
+                return f"{path}: is no plain file"  # a link's target can change behind our back
             if size != blob.size_bytes:
                 return f"{path}: {size} bytes, {blob.size_bytes} expected"
             if file_sha256(path) != blob.digest:
@@ -180,18 +183,36 @@ class ArtifactCache:
 
     @staticmethod
     def _read_entry(path: Path) -> Manifest:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CacheError("entry is not a file")  # reading a pipe would wait for ever
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise CacheError("entry is not a plain file")  # reading a pipe would wait for ever
         with path.open("rb") as f:
             payload = f.read(MAX_ENTRY_BYTES + 1)
         if len(payload) > MAX_ENTRY_BYTES:
             raise CacheError(f"entry is larger than {MAX_ENTRY_BYTES} bytes")
         return Manifest.from_json(payload)
 
+    def check_private(self) -> None:
+        """Raises CacheError if anybody on this host could change what was just verified.
+
+        Artifacts are native code: whoever can write them runs as whoever serves them.
+        """
+        for name in ("", "blobs", "blobs/sha256", "entries"):
+            path = self.root / name
+            try:
+                mode = path.stat().st_mode
+            except OSError:
+                continue  # Not there, or unreadable: whoever needs it says so.
+            if mode & stat.S_IWOTH:
+                raise CacheError(
+                    f"{path} can be written by everybody on this host, and artifacts are code",
+                    hint=f"chmod o-w {path}, then nxbucket cache verify",
+                )
+
     # Writing
 
     def prepare(self) -> None:
         """Make the folders, or say why this cannot be a cache to write to."""
+        self.check_private()
         with self.writing():
             filesystem = filesystem_type(self.root)
             if filesystem in NETWORK_FILESYSTEMS:

@@ -58,13 +58,15 @@ def fetch_locked(
         for p in target.programs
         if only_target in (None, name)
     ]
-    missing = [
-        (name, p)
+    missing = {
+        (name, p.name)
         for name, p in programs
         if fault_of(lock, name, p, cache.lookup(p.key)) is not None
-    ]
+    }
+    # What is here as locked need not be asked for, unless newer bytes would do as well.
+    asked = [(name, p) for name, p in programs if not locked or (name, p.name) in missing]
     found: dict[tuple[str, str], Manifest | str] = {}
-    if missing:
+    if asked:
         cache.prepare()
         with (
             lease(cache.root, (p.key for _, p in programs)),
@@ -72,10 +74,10 @@ def fetch_locked(
         ):
             futures = {
                 (name, p.name): pool.submit(_fetch, lock, name, p, cache, store, progress, locked)
-                for name, p in missing
+                for name, p in asked
             }
             found = {which: future.result() for which, future in futures.items()}
-    faults = [reason for reason in found.values() if isinstance(reason, str)]
+    faults = [why for which, why in found.items() if isinstance(why, str) and which in missing]
     if faults:
         raise LockError(
             f"{store.location} does not hold what {lock_file} names: {'; '.join(faults)}",
@@ -84,19 +86,14 @@ def fetch_locked(
     statuses, targets = {}, dict(lock.targets)
     for name, p in programs:
         manifest = found.get((name, p.name))
-        status = "hit" if manifest is None else "pulled"
+        statuses[name, p.name] = "pulled" if (name, p.name) in missing else "hit"
         if isinstance(manifest, Manifest) and manifest.blobs != p.blobs:
-            status = "changed"
-            targets[name] = replace(
-                targets[name],
-                programs=tuple(
-                    replace(q, blobs=manifest.blobs, graph_key=manifest.graph_key)
-                    if q.name == p.name
-                    else q
-                    for q in targets[name].programs
-                ),
+            statuses[name, p.name] = "changed"
+            programs_now = tuple(
+                replace(q, blobs=manifest.blobs, graph_key=manifest.graph_key) if q == p else q
+                for q in targets[name].programs
             )
-        statuses[name, p.name] = status
+            targets[name] = replace(targets[name], programs=programs_now)
     if "changed" in statuses.values():
         write_lock(replace(lock, targets=targets), lock_file)
     return Fetched([(name, program, status) for (name, program), status in statuses.items()])

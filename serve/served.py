@@ -66,6 +66,7 @@ class Served:
         Raises BindError listing all that is missing, corrupt or different, with the command that
         mends it.
         """
+        self.cache.check_private()
         manifests, faults = {}, []
         for program in self.locked.programs:
             found = self.cache.lookup(program.key)

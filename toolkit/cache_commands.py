@@ -1,13 +1,15 @@
 """`nxbucket cache`: what is in the local artifact cache, whether it is sound, and what may go."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, examples
+from nxbucket.toolkit.arguments import Json, Remote, examples
 from nxbucket.toolkit.errors import UsageError
+from nxbucket.toolkit.quantities import bytes_of, seconds_of
 
 if TYPE_CHECKING:
     from nxbucket.compile.cache import ArtifactCache
@@ -87,30 +89,167 @@ def cache_show(
 
 @app.command(
     "verify",
-    epilog=examples("nxbucket cache verify", "nxbucket cache verify --cache-dir /srv/nxbucket"),
+    epilog=examples(
+        "nxbucket cache verify",
+        "nxbucket cache verify --cache-dir /srv/nxbucket",
+        "nxbucket cache verify --repair --remote s3://bucket/artifacts",
+    ),
 )
-def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
-    """Check every entry, and size and sha256 of every blob. Exit 1 if anything is wrong."""
+def cache_verify(
+    cache_dir: CacheDir = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Take what is corrupt from --remote again; drop what is not to be had there, so "
+            "that the next compile builds it.",
+        ),
+    ] = False,
+    remote: Remote = None,
+    as_json: Json = False,
+) -> None:
+    """Check every entry, and size and sha256 of every blob. Exit 1 if anything stays wrong."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import Corrupt
+        from nxbucket.compile.repair import repair_entry
+        from nxbucket.compile.store import open_store
 
         cache = _open_cache(cache_dir)
+        store = open_store(remote) if remote is not None else None
         found = {key: cache.lookup(key) for key in cache.all_keys()}
         corrupt = {key: f.reason for key, f in found.items() if isinstance(f, Corrupt)}
+        mended = {}
+        if repair:
+            cache.prepare()
+            mended = {key: repair_entry(cache, key, store) for key in corrupt}
+        left = [key for key in corrupt if mended.get(key, "left").startswith("left")]
         if as_json:
             output.print_json(
                 {
-                    "ok": not corrupt,
+                    "ok": not left,
                     "cache_dir": str(cache.root),
                     "entries": len(found),
-                    "corrupt": [{"key": k, "reason": reason} for k, reason in corrupt.items()],
+                    "corrupt": [
+                        {"key": k, "reason": reason, "repair": mended.get(k)}
+                        for k, reason in corrupt.items()
+                    ],
                 }
             )
         else:
             for key, reason in corrupt.items():
-                output.print_data(f"{key}: {reason}")
+                done = f" ({mended[key]})" if key in mended else ""
+                output.print_data(f"{key}: {reason}{done}")
             output.print_note(f"{cache.root}: {len(found)} entries, {len(corrupt)} corrupt")
-        if corrupt:
+        if left:
+            raise typer.Exit(1)
+
+
+@app.command(
+    "gc",
+    epilog=examples(
+        "nxbucket cache gc --lock prod/model.lock --lock dev/model.lock --dry-run",
+        "nxbucket cache gc --older-than 30d --max-size 50GiB",
+        "nxbucket cache gc --remote s3://bucket/artifacts --lock model.lock --grace 1d",
+    ),
+)
+def cache_gc(
+    cache_dir: CacheDir = None,
+    lock: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--lock", help="Keep what this lock names; may be repeated.", show_default=False
+        ),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="Remove what was not made or used for this long, such as 30d.",
+            show_default=False,
+        ),
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-size",
+            metavar="SIZE",
+            help="Remove the least recently used until the rest fits, such as 50GiB.",
+            show_default=False,
+        ),
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            "--grace",
+            metavar="AGE",
+            help="Leave alone what is younger. Default: 1h, and 1d with --remote.",
+            show_default=False,
+        ),
+    ] = None,
+    remote: Remote = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove artifacts that no lock names, that are old, or that are too many.
+
+    What a running compile, push or server of this host holds stays, and so does what is younger
+    than the grace age. With --remote, that store is swept instead of the local cache.
+    """
+    with output.errors_as_json(as_json):
+        from nxbucket.compile.gc import Limits, collect_cache, collect_store, reachable_keys
+        from nxbucket.compile.lockfile import read_lock
+        from nxbucket.compile.remote import YOUNG_S
+        from nxbucket.compile.store import open_store
+
+        if not lock and older_than is None and max_size is None:
+            raise UsageError(
+                "without --lock, --older-than or --max-size everything would go",
+                hint="name the locks whose artifacts stay, or a limit",
+            )
+        limits = Limits(
+            seconds_of(grace or ("1d" if remote else "1h"), "--grace"),
+            None if older_than is None else seconds_of(older_than, "--older-than"),
+            None if max_size is None else bytes_of(max_size, "--max-size"),
+        )
+        if remote is not None and limits.grace_s < 2 * YOUNG_S:
+            raise UsageError(
+                f"--grace is {grace}: in a shared store, pushes rely on what is younger than 2h",
+                hint="--grace 2h or longer",
+            )
+        reachable = reachable_keys(map(read_lock, lock or ()))
+        if remote is not None:
+            store = open_store(remote)
+            where = store.location
+            collected = collect_store(store, reachable, limits, dry_run=dry_run)
+        else:
+            cache = _open_cache(cache_dir)
+            cache.prepare()
+            where = str(cache.root)
+            collected = collect_cache(cache, reachable, limits, dry_run=dry_run)
+        if as_json:
+            output.print_json(
+                {
+                    "ok": not collected.failed,
+                    "where": where,
+                    "dry_run": dry_run,
+                    "freed_bytes": collected.freed_bytes,
+                    "removed": [asdict(r) for r in collected.removed],
+                    "kept": collected.kept,
+                    "failed": collected.failed,
+                }
+            )
+        else:
+            rows = [(r.kind, r.name, str(r.size_bytes), r.why) for r in collected.removed]
+            output.print_table([("kind", "name", "bytes", "why"), *rows])
+            for reason in collected.failed:
+                output.print_warning(f"not removed: {reason}")
+            kept = ", ".join(f"{n} {why}" for why, n in sorted(collected.kept.items())) or "none"
+            would = "would free" if dry_run else "freed"
+            output.print_note(
+                f"{where}: {would} {collected.freed_bytes} bytes; entries kept: {kept}"
+            )
+        if collected.failed:
             raise typer.Exit(1)
 
 
