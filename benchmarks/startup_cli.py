@@ -2,7 +2,7 @@
 
     python benchmarks/startup_cli.py [--runs 15]
 
-The plan has seven programs. Their artifacts stand under the real cpu toolchain's keys and have the
+The plan has 40 programs. Their artifacts stand under the real cpu toolchain's keys and have the
 size of real ones, but random content, so that nothing has to be compiled first. All commands take
 turns, so that a neighbour's load hits each of them. Medians of wall time.
 """
@@ -24,6 +24,7 @@ from nxbucket.compile.build import build
 from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.compiler import CompilerSpec, Lowered
 from nxbucket.compile.cpu import CpuCompiler
+from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.progress import PlainReporter
 from nxbucket.toolkit.spec import load_spec
@@ -42,10 +43,10 @@ class StandIn(NullCompiler):
     def toolchain(self) -> Toolchain:
         return CpuCompiler().toolchain()
 
-    def compile(self, lowered: Lowered, work_dir: Path) -> Path:
+    def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
         binary = work_dir / "program.pt2"
         binary.write_bytes(os.urandom(ARTIFACT_BYTES))
-        return binary
+        return {"program": binary}
 
 
 def seconds(command: list[str], folder: Path) -> float:
@@ -55,13 +56,13 @@ def seconds(command: list[str], folder: Path) -> float:
 
 
 def fill_cache(folder: Path) -> None:
-    spec = load_spec(model_file(folder, (16, 32, 64, 128), (1, 2, 4)))
+    spec = load_spec(model_file(folder, tuple(range(4, 129, 4)), tuple(range(1, 9))))
     stand_in = CompilerSpec(f"{Path(__file__).stem}:StandIn", {})
     build(spec, ArtifactCache(folder / "cache"), stand_in, PlainReporter())
     done = subprocess.run(
         [*OURS, "compile"], cwd=folder, capture_output=True, text=True, check=True
     )
-    assert done.stdout.count(" hit ") == 7, done.stdout
+    assert done.stdout.count(" hit ") == 40, done.stdout
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -308,25 +308,43 @@ class ArtifactCache:
                 _sync(target.parent)
         return blob
 
+    def adopt_blob(self, staged: Path, blob: Blob) -> None:
+        """Move a file whose size and sha256 were just found to be `blob`'s to its address.
+
+        Not synced: it is a copy, and the store has the other.
+        """
+        with self.writing():
+            target = self.blob_path(blob.digest)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staged.replace(target)
+
     def publish(self, manifest: Manifest) -> None:
         """Write the entry, atomically, over any older one. Its blobs must be in place."""
         with self.writing(), publishing(self.root):
-            self._publish(manifest)
+            for blob in manifest.blobs:
+                reason = self.check_blob(blob)
+                if reason:
+                    raise CacheError(f"not published: {reason}")
+            self._write_entry(manifest, _sync)
 
-    def _publish(self, manifest: Manifest) -> None:
-        for blob in manifest.blobs:
-            reason = self.check_blob(blob)
-            if reason:
-                raise CacheError(f"not published: {reason}")
+    def publish_copy(self, manifest: Manifest) -> None:
+        """`publish`, of what was pulled and verified just now. A power cut may lose it."""
+        with self.writing(), publishing(self.root):
+            for blob in manifest.blobs:
+                if not self.blob_path(blob.digest).is_file():
+                    raise CacheError(f"not published: {self.blob_path(blob.digest)}: missing")
+            self._write_entry(manifest, lambda _: None)
+
+    def _write_entry(self, manifest: Manifest, sync: Callable[[Path], None]) -> None:
         path = self.entry_path(manifest.key)
         # Not a NamedTemporaryFile: only its owner could read it, and others serve from this cache.
         staged = self.root / "tmp" / f"entry-{os.urandom(8).hex()}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             staged.write_bytes(manifest.to_json())
-            _sync(staged)
+            sync(staged)
             staged.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             staged.unlink(missing_ok=True)
 

@@ -5,13 +5,14 @@ store is a stranger's until its entry is well formed, belongs to its key, and ev
 size and sha256 that the entry says.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Corrupt, Hit
-from nxbucket.compile.canonical import file_sha256
+from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.store import Content, Progress, Store
 from nxbucket.compile.sweep import wait_for_sweep
@@ -77,14 +78,16 @@ def pull(
         return manifest
     if reason := accept(manifest):
         return Damaged(f"{store.location}/{entry_name(key)}: {reason}")
-    for blob in manifest.blobs:
-        if cache.check_blob(blob) is None:
-            continue
-        with cache.work_dir(key) as work_dir:
+    missing = [blob for blob in manifest.blobs if cache.check_blob(blob) is not None]
+    with contextlib.ExitStack() as stack:
+        work_dir = stack.enter_context(cache.work_dir(key)) if missing else Path()
+        # No gc between the first blob and the entry.
+        stack.enter_context(publishing(cache.root))
+        for blob in missing:
             damage = _fetch(store, cache, blob, work_dir / "blob", progress)
-        if damage is not None:
-            return damage
-    cache.publish(manifest)
+            if damage is not None:
+                return damage
+        cache.publish_copy(manifest)
     return Pulled(manifest)
 
 
@@ -97,33 +100,57 @@ def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pu
     if not isinstance(local, Hit):
         reason = local.reason if isinstance(local, Corrupt) else f"no entry {key}"
         raise CacheError(f"not pushed: {reason}", hint="nxbucket compile")
-    manifest = local.manifest
-    name, payload = entry_name(key), manifest.to_json()
-    ours = False
-    while True:
-        found = store.read(name, MAX_ENTRY_BYTES)
-        if found is not None:
-            theirs = _manifest(store, key, found)
-            if isinstance(theirs, Manifest) and has_blobs(store, theirs):
-                if ours:
-                    return Pushed("pushed", theirs)
-                same = theirs.blobs == manifest.blobs
-                return Pushed("present" if same else "adopted", theirs)
-        relied_on_old = False
-        for blob in manifest.blobs:
-            at = blob_name(blob.digest)
-            age_s = store.age_s(at, blob.size_bytes, blob.digest)
-            # An old one may be what a gc is about to take: written again, it is young.
-            if age_s is None or age_s > YOUNG_S:
-                store.upload(at, cache.blob_path(blob.digest), blob.digest, progress)
-                relied_on_old |= age_s is not None
-        ours = store.put(name, payload, replacing=None if found is None else found.tag)
-        if not ours:
-            continue
-        if not relied_on_old:
-            return Pushed("pushed", manifest)
-        # A gc that had looked at it while it was old may still take it: look again after that.
-        wait_for_sweep(store)
+    return Pusher(store, cache, progress).push(local.manifest)
+
+
+class Pusher:
+    """Many pushes to one store: a blob that several entries name goes up once."""
+
+    def __init__(self, store: Store, cache: ArtifactCache, progress: Progress) -> None:
+        self._store = store
+        self._cache = cache
+        self._progress = progress
+        self._young: set[str] = set()
+        """Digests of blobs written by us, or seen there and young."""
+
+    def push(self, manifest: Manifest) -> Pushed:
+        """The artifact of a manifest whose blobs were just verified. Raises StoreError."""
+        store, key = self._store, manifest.key
+        name, payload = entry_name(key), manifest.to_json()
+        ours = False
+        while True:
+            found = store.read(name, MAX_ENTRY_BYTES)
+            if found is not None:
+                theirs = _manifest(store, key, found)
+                if isinstance(theirs, Manifest) and has_blobs(store, theirs):
+                    if ours:
+                        return Pushed("pushed", theirs)
+                    same = theirs.blobs == manifest.blobs
+                    return Pushed("present" if same else "adopted", theirs)
+            relied_on_old = [self._push_blob(blob) for blob in manifest.blobs]
+            ours = store.put(name, payload, replacing=None if found is None else found.tag)
+            if ours and not any(relied_on_old):
+                return Pushed("pushed", manifest)
+            if ours:
+                # A gc that saw it while it was old may still take it: look again after that.
+                wait_for_sweep(store)
+
+    def _push_blob(self, blob: Blob) -> bool:
+        """Whether one was there from long ago: what a gc may be about to take.
+
+        Written again, it is young.
+        """
+        if blob.digest in self._young:
+            return False
+        name = blob_name(blob.digest)
+        age_s = self._store.age_s(name, blob.size_bytes, blob.digest)
+        was_old = age_s is not None and age_s > YOUNG_S
+        if age_s is None or was_old:
+            path = self._cache.blob_path(blob.digest)
+            self._store.upload(name, path, blob.digest, self._progress)
+        if not was_old:
+            self._young.add(blob.digest)
+        return was_old
 
 
 def has_blobs(store: Store, manifest: Manifest) -> bool:
@@ -151,13 +178,14 @@ def _fetch(
 ) -> Damaged | None:
     name = blob_name(blob.digest)
     at = f"{store.location}/{name}"
-    if not store.fetch(name, staged, blob.size_bytes, progress):
+    sha256 = store.fetch(name, staged, blob.size_bytes, progress)
+    if sha256 is None:
         return Damaged(f"{at}: missing")
     size = staged.stat().st_size
     if size != blob.size_bytes:
         more = "more than " if size > blob.size_bytes else f"{size} bytes, not "
         return Damaged(f"{at}: {more}{blob.size_bytes}")
-    if file_sha256(staged) != blob.digest:
+    if sha256 != blob.digest:
         return Damaged(f"{at}: sha256 differs from its name")
-    cache.add_blob(staged, blob.role)
+    cache.adopt_blob(staged, blob)
     return None

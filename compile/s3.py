@@ -22,7 +22,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore import UNSIGNED
 from botocore.config import Config
 
-from nxbucket.compile.store import CHUNK_BYTES, MAX_PUT_BYTES, Content, Progress, StoredObject
+from nxbucket.compile.store import MAX_PUT_BYTES, Content, Progress, StoredObject, copy
 from nxbucket.toolkit.errors import StoreError
 
 T = TypeVar("T")
@@ -79,23 +79,24 @@ class S3Store:
 
         return self._again_if_broken_off(name, attempt)
 
-    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> bool:
-        def attempt() -> bool:
+    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> str | None:
+        def attempt() -> str | None:
             found = self._get(name)
             if found is None:
-                return False
+                return None
             done = 0
+
+            def more(num_bytes: int) -> None:
+                nonlocal done
+                done += num_bytes
+                progress(num_bytes)
+
             with contextlib.closing(found["Body"]) as body, into.open("wb") as target:
                 try:
-                    # One byte past the limit: what is larger than its entry says is wrong anyway.
-                    while done <= limit_bytes and (chunk := body.read(CHUNK_BYTES)):
-                        target.write(chunk)
-                        done += len(chunk)
-                        progress(len(chunk))
+                    return copy(body.read, target.write, limit_bytes, more)
                 except BROKEN_OFF:
                     progress(-done)
                     raise
-            return True
 
         return self._again_if_broken_off(name, attempt)
 

@@ -59,8 +59,9 @@ class Store(Protocol):
     def read(self, name: str, limit_bytes: int) -> Content | None:
         """The object, if it is no larger; None if there is none."""
 
-    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> bool:
-        """Write the object to the file `into`; False if there is none."""
+    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> str | None:
+        """Write the object to the file `into`; the sha256 of what was written, None if there is
+        none."""
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
         """Seconds since the object was written; None unless there is one of this size (and sha256,
@@ -116,17 +117,16 @@ class DirectoryStore:
             raise StoreError(f"{path}: larger than {limit_bytes} bytes, which no entry is")
         return Content(payload, hashlib.sha256(payload).hexdigest())
 
-    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> bool:
+    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> str | None:
         with self._said(name):
             path = self._path(name)
             try:
                 self._check_regular(path)
                 source = path.open("rb")
             except (FileNotFoundError, NotADirectoryError):
-                return False
+                return None
             with source, into.open("wb") as target:
-                _copy(source.read, target.write, limit_bytes, progress)
-        return True
+                return copy(source.read, target.write, limit_bytes, progress)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
         with self._said(name):
@@ -141,7 +141,7 @@ class DirectoryStore:
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
         with self._said(name), self._staged(name) as staged:
             with path.open("rb") as source, staged.open("wb") as target:
-                _copy(source.read, target.write, None, progress)
+                copy(source.read, target.write, None, progress)
                 target.flush()
                 os.fsync(target.fileno())
             staged.replace(self._path(name))
@@ -214,22 +214,28 @@ class DirectoryStore:
             ) from err
 
 
-def _copy(
+def copy(
     read: Callable[[int], bytes],
     write: Callable[[bytes], object],
     limit_bytes: int | None,
     progress: Progress,
-) -> None:
-    """Stops one byte past the limit: what is larger than its entry says is wrong anyway."""
+) -> str:
+    """The sha256 of what was copied, in hex.
+
+    Stops one byte past the limit: what is larger than its entry says is wrong anyway.
+    """
+    digest = hashlib.sha256()
     left = None if limit_bytes is None else limit_bytes + 1
     while left is None or left > 0:
         chunk = read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
         if not chunk:
-            return
+            break
+        digest.update(chunk)
         write(chunk)
         progress(len(chunk))
         if left is not None:
             left -= len(chunk)
+    return digest.hexdigest()
 
 
 class ReadOnlyStore:

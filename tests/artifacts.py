@@ -117,17 +117,17 @@ class StoppingStore:
     def read(self, name: str, limit_bytes: int) -> Content | None:
         return cast("Content | None", self._step(lambda: self.store.read(name, limit_bytes)))
 
-    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> bool:
+    def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> str | None:
         def torn() -> None:
             self.store.fetch(name, into, limit_bytes, progress)
             half = into.stat().st_size // 2
             with into.open("r+b") as f:
                 f.truncate(half)
 
-        def act() -> bool:
+        def act() -> str | None:
             return self.store.fetch(name, into, limit_bytes, progress)
 
-        return bool(self._step(act, torn))
+        return cast("str | None", self._step(act, torn))
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
         return cast("float | None", self._step(lambda: self.store.age_s(name, size_bytes, sha256)))

@@ -3,7 +3,7 @@
 import concurrent.futures
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,9 @@ from nxbucket.toolkit.transfer_progress import byte_progress
 if TYPE_CHECKING:
     from nxbucket.compile.cache import ArtifactCache
     from nxbucket.compile.lockfile import Lock, LockedProgram
-    from nxbucket.compile.store import Progress, Store
+    from nxbucket.compile.manifest import Manifest
+    from nxbucket.compile.remote import Pushed
+    from nxbucket.compile.store import Store
     from nxbucket.toolkit.spec import DeploySpec
 
 app = typer.Typer(rich_markup_mode=None)
@@ -82,19 +84,13 @@ def _programs(lock: "Lock") -> "list[tuple[str, LockedProgram]]":
     return [(name, p) for name, target in lock.targets.items() for p in target.programs]
 
 
-def _in_parallel(
-    what: str,
-    total_bytes: int,
-    tasks: "Iterable[Callable[[Progress], Any]]",
-) -> list[Any]:
-    """Run all, with a bar of bytes on a terminal. The first error stops those not yet begun."""
-    with byte_progress(what, total_bytes) as progress:
-        pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
-        try:
-            futures = [pool.submit(task, progress) for task in tasks]
-            return [future.result() for future in futures]
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _in_parallel(act: "Callable[[Manifest], Pushed]", on: "Iterable[Manifest]") -> "list[Pushed]":
+    """The first error stops those not yet begun."""
+    pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
+    try:
+        return [future.result() for future in [pool.submit(act, each) for each in on]]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @app.command(
@@ -109,23 +105,24 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
     """
     with output.errors_as_json(as_json):
         from nxbucket.compile.leases import lease
-        from nxbucket.compile.remote import Pushed
-        from nxbucket.compile.remote import push as push_artifact
+        from nxbucket.compile.manifest import Manifest
+        from nxbucket.compile.remote import Pusher
 
         spec, lock, lock_file = _locked(model_yaml)
         cache, store = _cache_of(spec), _needed_remote(spec, remote)
         programs = _programs(lock)
-        _check_whole(cache, lock, lock_file)
-
-        def task(key: str) -> "Callable[[Progress], Pushed]":
-            return lambda progress: push_artifact(store, cache, key, progress)
-
+        manifests = _whole(cache, lock, lock_file)
         # The graph's entry too, where this cache has it: it is what an upgrade finds again.
-        graphs = {p.graph_key for _, p in programs if cache.has_entry(p.graph_key)}
-        keys = [*graphs, *(p.key for _, p in programs)]
+        graphs = {p.graph_key: cache.entry(p.graph_key) for _, p in programs}
+        for p_key, entry in graphs.items():
+            locked_blobs = {p.blobs for _, p in programs if p.graph_key == p_key}
+            if isinstance(entry, Manifest) and entry.blobs in locked_blobs:
+                manifests[p_key] = entry
+        keys = list(manifests)
         total = sum(b.size_bytes for b in {b for _, p in programs for b in p.blobs})
-        with lease(cache.root, keys):
-            results = _in_parallel("pushing", total, map(task, keys))
+        with lease(cache.root, keys), byte_progress("pushing", total) as progress:
+            pusher = Pusher(store, cache, progress)
+            results = _in_parallel(pusher.push, manifests.values())
         by_key = dict(zip(keys, results, strict=True))
         rows = [(name, p.name, by_key[p.key].status) for name, p in programs]
         adopted = [program for _, program, status in rows if status == "adopted"]
@@ -147,19 +144,25 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
         output.print_note(f"{store.location} has what {lock_file} names")
 
 
-def _check_whole(cache: "ArtifactCache", lock: "Lock", lock_file: Path) -> None:
+def _whole(cache: "ArtifactCache", lock: "Lock", lock_file: Path) -> "dict[str, Manifest]":
+    """Every program's manifest by key, each blob verified. Raises LockError naming what is not."""
+    from nxbucket.compile.cache import Hit
     from nxbucket.compile.lockfile import fault_of, model_file_of
 
-    faults = [
-        fault
-        for name, p in _programs(lock)
-        if (fault := fault_of(lock, name, p, cache.lookup(p.key))) is not None
-    ]
+    manifests, faults = {}, []
+    for name, p in _programs(lock):
+        found = cache.lookup(p.key)
+        fault = fault_of(lock, name, p, found)
+        if fault is None and isinstance(found, Hit):
+            manifests[p.key] = found.manifest
+        else:
+            faults.append(str(fault))
     if faults:
         raise LockError(
             f"the cache {cache.root} does not hold what {lock_file} names: {'; '.join(faults)}",
             hint=f"nxbucket compile {model_file_of(lock_file)}",
         )
+    return manifests
 
 
 @app.command(
@@ -258,7 +261,7 @@ def pack(
 
         spec, lock, lock_file = _locked(model_yaml)
         cache = _cache_of(spec)
-        _check_whole(cache, lock, lock_file)
+        _whole(cache, lock, lock_file)
         programs = _programs(lock)
         graphs = {p.graph_key for _, p in programs if cache.has_entry(p.graph_key)}
         keys = {p.key for _, p in programs} | graphs
