@@ -191,7 +191,7 @@ def run_programs(model_file: Path, num_tokens: int) -> dict[str, Any]:
     import torch
 
     from nxbucket.compile.program import Bucket
-    from nxbucket.serve import padding
+    from nxbucket.compile import padding
     from nxbucket.serve.binding import load_artifacts
     from nxbucket.serve.served import resolve
     from nxbucket.serve.weights import load_weights

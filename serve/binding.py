@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nxbucket.compile.program import Bucket, Phase
 from nxbucket.compile.signature import ProgramSignature
-from nxbucket.serve import padding
+from nxbucket.compile import padding
 from nxbucket.serve.loaders import Executable, loader_for
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.errors import BindError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.compile.programs.families import program_module
-from nxbucket.serve import padding
+from nxbucket.compile import padding
 from nxbucket.serve.binding import BoundArtifacts
 from nxbucket.serve.loaders import Executable
 from nxbucket.toolkit.architecture import Architecture

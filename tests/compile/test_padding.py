@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nxbucket.compile.program import SCRATCH_SLOT
-from nxbucket.serve import padding
+from nxbucket.compile import padding
 
 INTEGER_DTYPES = st.sampled_from([torch.int32, torch.int64])
 NUMBERS = st.integers(1, 2**31 - 2)
