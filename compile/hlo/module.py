@@ -48,10 +48,12 @@ NUM_CALLED = {"while": 2, "scatter": 1, "reduce": 1}
 class Shape:
     """An array's, or a tuple's, whose parts are `parts`. `dims` are static unless `dynamic`."""
 
+
     dtype: str
     dims: tuple[int, ...] = ()
     parts: tuple["Shape", ...] = ()
     dynamic: bool = False
+    row_major: bool = True
 
     @property
     def num_elements(self) -> int:
@@ -335,7 +337,7 @@ def _shape(payload: bytes, depth: int = 0) -> Shape:
         raise _wrong(f"tuples of tuples more than {MAX_TUPLE_DEPTH} deep")
     dtype, dims = "", []
     parts: list[Shape] = []
-    dynamic = False
+    dynamic, row_major = False, True
     for number, value in _fields(payload, "a shape"):
         if number == 2:
             dtype = DTYPES.get(_number(value), "")
@@ -343,6 +345,8 @@ def _shape(payload: bytes, depth: int = 0) -> Shape:
             dims += _numbers(value)
         elif number == 4:
             parts.append(_shape(_raw(value), depth + 1))
+        elif number == 5:
+            row_major = _is_row_major(_raw(value))
         elif number == 6:
             dynamic = dynamic or any(_numbers(value))
     if not dtype:
@@ -354,7 +358,13 @@ def _shape(payload: bytes, depth: int = 0) -> Shape:
     dims = [max(d, 0) for d in dims]
     if math.prod(dims) > MAX_ELEMENTS:
         raise _wrong(f"a shape of more than {MAX_ELEMENTS} elements")
-    return Shape(dtype, tuple(dims), tuple(parts), dynamic)
+    return Shape(dtype, tuple(dims), tuple(parts), dynamic, row_major)
+
+
+def _is_row_major(layout: bytes) -> bool:
+    """LayoutProto's minor_to_major counts down; a shape may come without one."""
+    order = [n for number, value in _fields(layout, "a layout") if number == 1 for n in _numbers(value)]
+    return order == sorted(order, reverse=True)
 
 
 def _parameters(entry: Computation, program_shape: bytes) -> tuple[Parameter, ...]:
