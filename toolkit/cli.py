@@ -14,6 +14,8 @@ import typer
 
 from nxbucket.toolkit import (
     artifact_commands,
+    hlo_commands,
+    inspect_commands,
     output,
     plan_commands,
     serving_commands,
@@ -50,6 +52,8 @@ app = typer.Typer(
 
 app.add_typer(artifact_commands.app)
 app.add_typer(plan_commands.app)
+app.add_typer(hlo_commands.app)
+app.add_typer(inspect_commands.app)
 app.add_typer(serving_commands.app)
 app.add_typer(setup_commands.app)
 
