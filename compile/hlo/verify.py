@@ -195,11 +195,19 @@ class Runner:
     """A module on XLA:CPU, with these weights, given by name."""
 
     def __init__(
-        self, payload: bytes, program: BucketProgram, weights: Mapping[str, Tensor]
+        self,
+        payload: bytes,
+        program: BucketProgram,
+        weights: Mapping[str, Tensor],
+        *,
+        quick: bool = False,
     ) -> None:
-        self._executable = XlaCpuProgram(payload)
+        self._executable = XlaCpuProgram(payload, quick=quick)
         self._signature = program.signature
         self._weights = {name: to_jax(w, copy=False) for name, w in weights.items()}
+
+    def optimised_text(self) -> str:
+        return self._executable.optimised_text()
 
     def __call__(self, expected: Expected) -> tuple[Tensor, dict[str, Tensor]]:
         """All logits, and the KV cache after."""
