@@ -3,9 +3,12 @@
 A step as the runner would give it, at every length where something changes (blocks, segments,
 windows, the ends of the bucket and of the block table), and nastier than the runner: blocks in
 random order, block tables that end in stale numbers, every slot that holds no token filled with NaN,
-infinities or large numbers. Norms are not 1, biases not 0, keys and values all different, and the
-values near each of those lengths larger than the rest, so that one token too many or too few in a
-long context still shows.
+infinities or large numbers. Norms are not 1, biases not 0, keys and values all different. What would
+hide a mistake is avoided:
+- the values near each of those lengths are larger than the rest, so that one token too many or too
+  few in a long context shows;
+- some cases have keys so large that a softmax without its maximum overflows;
+- what a norm is given is about as small as its epsilon, or a wrong epsilon would show nowhere.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +26,8 @@ from nxbucket.toolkit.architecture import Architecture
 FILLERS = (float("nan"), float("inf"), float("-inf"), 1e4)
 LOUD = 4.0
 """How much larger the values are that stand where a length changes something."""
+SHARP, SHARP_EVERY = 16.0, 5
+"""How much larger the keys are in one case of so many."""
 NUM_RANDOM = 3
 
 
@@ -42,6 +47,7 @@ class Case:
     tables: tuple[tuple[int, ...], ...]
     """Each sequence's blocks, in order."""
     filler: float
+    sharp: bool
     seed: int
 
     @property
@@ -81,18 +87,31 @@ def edges(program: BucketProgram) -> list[int]:
 
 
 def random_weights(arch: Architecture, seed: int = 0) -> dict[str, Tensor]:
-    """float32, by program name: activations and logits stay near 1 whatever the sizes."""
+    """float32, by program name: norms get values of the size of their epsilon's root, and what they
+    return, scores and logits are near 1, whatever the model's sizes."""
     generator = torch.Generator().manual_seed(seed)
+    small = 3 * arch.rms_norm_eps**0.5
     weights = {}
     for spec in weight_specs(arch):
+        kind = spec.name.split(".")[-1]
         noise = torch.randn(spec.shape, generator=generator)
-        if "norm" in spec.name:
+        if "norm" in kind:
             noise = noise.mul_(0.2).add_(1.0)
         elif len(spec.shape) == 1:
             noise = noise.mul_(0.3)
         else:
-            gain = 2.0 if spec.name.endswith(".qkv") else 1.2
-            noise = noise.mul_(gain / spec.shape[1] ** 0.5)
+            noise = noise.mul_(1.2 / spec.shape[1] ** 0.5)
+        if kind in ("o", "o_bias", "down", "down_bias"):
+            noise = noise.mul_(small)
+        elif kind == "embed_tokens":
+            noise = noise.mul_(small * spec.shape[1] ** 0.5)
+        elif kind == "norm" and arch.tie_word_embeddings:
+            noise = noise.mul_(1 / (small * arch.hidden_size**0.5))
+        elif kind == "q_norm":
+            noise = noise.mul_(2)
+        elif kind in ("qkv", "qkv_bias"):
+            rows = sum(spec.source_rows[:2])
+            noise[:rows] *= small if arch.qk_norm else 1.6
         weights[spec.name] = noise
     return weights
 
@@ -108,6 +127,8 @@ def kv_before(program: BucketProgram, case: Case) -> dict[str, Tensor]:
         rows = torch.randn((len(owned), *spec.shape[2:]), generator=generator)
         if spec.name.startswith("value"):
             rows[loud] *= LOUD
+        elif case.sharp:
+            rows *= SHARP
         cache.flatten(0, 1)[owned] = rows.to(dtype)
         caches[spec.name] = cache
     return caches
@@ -206,7 +227,9 @@ def _case(
     else:
         inputs = decode_inputs(program.size, tokens, where, slots, stale)
     filler = FILLERS[number % len(FILLERS)]
-    return Case(name, lengths, new, inputs, slots, tables, filler, seed * 1_000_003 + number)
+    sharp = number % SHARP_EVERY == SHARP_EVERY - 1
+    own_seed = seed * 1_000_003 + number
+    return Case(name, lengths, new, inputs, slots, tables, filler, sharp, own_seed)
 
 
 def _tables(

@@ -39,7 +39,7 @@ PROGRAMS: dict[str, BucketProgram] = {
 }
 
 LITERAL, DIMENSIONS, SLICE, SLICE_START, SLICE_LIMIT = 8, 14, 17, 1, 2
-F32S, S32S = 8, 4
+F32S, S32S, PREDS = 8, 4, 2
 DIRECTION = 63
 
 Verdict = Literal["lint", "cases", "equivalent", "survived", "refused"]
@@ -182,6 +182,10 @@ def _constant(module: Module, _: Computation, i: Instruction) -> Iterator[Mutant
                 values = np.frombuffer(f.value, np.float32).copy()
                 values[-1] = _other_float(float(values[-1]), by)
                 literal[n] = Field(F32S, BYTES, values.tobytes())
+            elif f.number == PREDS and isinstance(f.value, bytes):
+                literal[n] = Field(PREDS, BYTES, bytes(1 - b for b in f.value))
+            elif f.number == PREDS:
+                literal[n] = Field(PREDS, VARINT, 1 - int(f.value))
             elif f.number == S32S and i.scalar is not None:
                 literal[n] = packed(S32S, [i.scalar + int(by)])
         fields[at] = Field(LITERAL, BYTES, write_message(literal))
@@ -191,7 +195,7 @@ def _constant(module: Module, _: Computation, i: Instruction) -> Iterator[Mutant
         for c in module.computations
         if c.root.opcode == "compare" and len(c.root.operands) == 2
     }
-    for by in (1, -1):
+    for by in (1, -1) if i.shape.dtype != "pred" else (1,):
         kind = "loop bound" if i.id in bounds else "constant"
         yield Mutant(kind, i.name, f"{i.shape} by {by:+}", lambda e, by=by: changed(e, by))
 
@@ -207,7 +211,8 @@ def _other_float(value: float, by: float) -> float:
 
 
 def _operand_order(_: Module, __: Computation, i: Instruction) -> Iterator[Mutant]:
-    if i.opcode not in ("subtract", "divide", "concatenate", "compare") or len(i.operands) != 2:
+    turnable = i.opcode in ("subtract", "divide", "concatenate") or i.direction in ("LT", "LE", "GE")
+    if not turnable or len(i.operands) != 2:
         return
     if i.operands[0] != i.operands[1]:
         turned = (i.operands[1], i.operands[0])
@@ -425,6 +430,17 @@ def _of_aliases(module: Module) -> Iterator[Mutant]:
         )
 
 
+EXPLAINED: dict[tuple[str, str], str] = {}
+
+
+def explained(mutant: Mutant, where: str) -> str | None:
+    """Why a mutant that no case notices is the same program."""
+    for (kind, start), why in EXPLAINED.items():
+        if mutant.kind == kind and where.startswith(start):
+            return why
+    return None
+
+
 @dataclass(frozen=True)
 class Judged:
     program: str
@@ -445,7 +461,8 @@ class Bench:
         self.reference = Reference(program, Weights(program).float32, seed=0)
         self.expected: list[Expected] = list(self.reference)
         self._optimised = self._runner(self.payload).optimised_text()
-        self._live = _live(read_module(self.payload))
+        self.module = read_module(self.payload)
+        self._live = _live(self.module)
 
     def judge(self, mutant: Mutant) -> Judged:
         payload = mutant.apply(self.payload)
@@ -468,10 +485,74 @@ class Bench:
             return Judged(self.name, mutant, "equivalent", "nothing uses the instruction", largest)
         if run.optimised_text() == self._optimised:
             return Judged(self.name, mutant, "equivalent", "XLA makes the same code of it", largest)
-        return Judged(self.name, mutant, "survived", "", largest)
+        if _same_value(self.module, module, mutant.instruction):
+            return Judged(
+                self.name, mutant, "equivalent", "the same value under another name", largest
+            )
+        where = role(self.module, mutant.instruction)
+        if (why := explained(mutant, where)) is not None:
+            return Judged(self.name, mutant, "equivalent", why, largest)
+        return Judged(self.name, mutant, "survived", where, largest)
 
     def _runner(self, payload: bytes) -> Runner:
         return Runner(payload, self.program, self.reference.weights, quick=True)
+
+
+def _same_value(module: Module, changed: Module, name: str) -> bool:
+    """Whether the instruction only reads the same value under another name.
+
+    That is: the values before and after come from one instruction through reshapes and broadcasts
+    that add no elements.
+    """
+    for computation, other in zip(module.computations, changed.computations, strict=True):
+        before = next((i for i in computation.instructions if i.name == name), None)
+        if before is None:
+            continue
+        after = other.by_id[before.id]
+        if replace(after, operands=before.operands) != before or after == before:
+            return False
+        return all(
+            _source(computation, a) == _source(computation, b)
+            for a, b in zip(before.operands, after.operands, strict=True)
+        )
+    return False
+
+
+def _source(computation: Computation, at: int) -> tuple[int, tuple[int, ...]]:
+    """Where a value comes from, and its shape without axes of 1."""
+    shape = tuple(n for n in computation.by_id[at].shape.dims if n != 1)
+    instruction = computation.by_id[at]
+    while instruction.opcode in ("reshape", "broadcast"):
+        before = computation.operand(instruction, 0)
+        if before.shape.num_elements != instruction.shape.num_elements:
+            break
+        instruction = before
+    return instruction.id, shape
+
+
+def role(module: Module, name: str) -> str:
+    """What an instruction is for: the opcodes that its value goes through, with operand numbers.
+
+    Reshapes, transposes and broadcasts are left out, and so is what comes after four steps. Ids are
+    not part of it, so a change of a program elsewhere leaves it as it is.
+    """
+    for computation in module.computations:
+        at = next((i for i in computation.instructions if i.name == name), None)
+        if at is not None:
+            return _role(computation, at)
+    return name
+
+
+def _role(computation: Computation, at: Instruction) -> str:
+    steps = [at.opcode]
+    while len(steps) < 5:
+        user = next((i for i in computation.instructions if at.id in i.operands), None)
+        if user is None:
+            break
+        if user.opcode not in ("reshape", "transpose", "broadcast"):
+            steps.append(f"{user.opcode}[{user.operands.index(at.id)}]")
+        at = user
+    return " > ".join(steps)
 
 
 def _live(module: Module) -> set[str]:
