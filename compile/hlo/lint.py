@@ -201,26 +201,44 @@ def _scatters(module: Module) -> Iterator[Finding]:
             )
 
 
-def _iota_indices(module: Module) -> Iterator[Finding]:
+def _counted_indices(module: Module) -> Iterator[Finding]:
     """Of a gather or scatter: START_INDEX_MAP and SCATTER_DIMS_TO_OPERAND_DIMS are both field 3."""
+    counters = _counter_ends(module)
     for opcode, code in (("gather", "NCC_EVRF056"), ("scatter", "NCC_EVRF031")):
         for computation, instruction in _of(module, opcode):
-            end = _iota_end(computation, computation.operand(instruction, 1))
+            end = _index_end(computation, computation.operand(instruction, 1), counters)
             dims = computation.operand(instruction, 0).shape.dims
             sizes = [dims[d] for d in instruction.numbers.get(3, ()) if 0 <= d < len(dims)]
             if end is not None and sizes and end > min(sizes):
                 yield Finding(
                     "error",
-                    "iota-index",
-                    f"indices from 0 to {end - 1} into a dimension of {min(sizes)} ({code})",
+                    "index-bounds",
+                    f"indices from 0 to {end - 1} into a dimension of {min(sizes)} ({code}; "
+                    "jax-neuronx known issues: a runtime error)",
                     instruction.name,
                 )
 
 
-def _iota_end(computation: Computation, at: Instruction) -> int | None:
-    """One more than the largest index, if the indices are an iota in another shape."""
+def _counter_ends(module: Module) -> dict[tuple[int, int], int]:
+    """By a loop's body and the counter's place in its state: one more than the last round's number."""
+    ends = {}
+    for computation, loop in _of(module, "while"):
+        if loop_rounds(module, computation, loop) is not None:
+            condition = module.by_id[loop.called[1]]
+            counter, bound = (condition.operand(condition.root, side) for side in (0, 1))
+            assert bound.scalar is not None
+            ends[loop.called[0], counter.tuple_index] = bound.scalar
+    return ends
+
+
+def _index_end(
+    computation: Computation, at: Instruction, counters: dict[tuple[int, int], int]
+) -> int | None:
+    """One more than the largest index, if indices are an iota or a loop's counter in another shape."""
     while at.opcode in ("reshape", "broadcast", "transpose", "convert") and at.operands:
         at = computation.operand(at, 0)
+    if at.opcode == "get-tuple-element" and computation.operand(at, 0).opcode == "parameter":
+        return counters.get((computation.id, at.tuple_index))
     if at.opcode != "iota" or len(at.dimensions) != 1:
         return None
     (axis,) = at.dimensions
@@ -296,7 +314,7 @@ RULES: tuple[Rule, ...] = (
     _loops,
     _reductions,
     _scatters,
-    _iota_indices,
+    _counted_indices,
     _aliases,
     _layouts,
     _large_temporaries,

@@ -430,13 +430,70 @@ def _of_aliases(module: Module) -> Iterator[Mutant]:
         )
 
 
-EXPLAINED: dict[tuple[str, str], str] = {}
+SHIFT = (
+    "the maximum that a softmax subtracts may be any number near the scores: it cancels. (Scores "
+    "would have to be below -87 for a maximum of 0 to underflow.)"
+)
+SHIFTED = "a softmax is the same when all visible scores are larger by one number"
+FIRST = (
+    "what the running sum starts from is multiplied by exp(-3.4e38 - maximum) = 0 when the first "
+    "visible key comes"
+)
+MASKED_KEY = "a masked key's score is replaced by -inf, whatever finite number the key is"
+NO_EMPTY_ROW = "for rows that see no key at all, and every row sees at least its own"
+
+EXPLAINED = (
+    ("constant", "constant > select[1] > add[1] > compare[0]", SHIFTED),
+    ("constant", "constant > reduce[1] > subtract[1] > exponential", SHIFT),
+    ("constant", "constant > reduce[1] > maximum[1] > subtract[1]", SHIFT),
+    ("constant", "constant > select[2] > reduce[0] > maximum[1]", SHIFT),
+    ("constant", "constant > tuple[1] > while[0]", SHIFT),
+    ("tuple part", "tuple > while[0] operand 1:", SHIFT),
+    ("constant", "constant > tuple[2] > while[0]", FIRST),
+    ("constant", "constant > tuple[3] > while[0]", FIRST),
+    ("tuple part", "tuple > while[0] operand 2:", FIRST),
+    ("tuple part", "tuple > while[0] operand 3:", FIRST),
+    ("constant", "constant > select[2] > multiply[0] > dot[1]", MASKED_KEY),
+    (
+        "constant",
+        "constant > select[2] > dot[1] > select[1] > reduce",
+        "a masked key's score is replaced, and its value's weight is 0, whatever finite numbers "
+        "they are",
+    ),
+    ("constant", "constant > compare[1] > not[0] > reduce[0] > select[0]", NO_EMPTY_ROW),
+    ("constant", "constant > reduce[1] > select[0] > dot[0]", NO_EMPTY_ROW),
+    ("constant", "constant > select[2] > dot[0]", NO_EMPTY_ROW),
+    (
+        "broadcast dimensions",
+        "broadcast > select[0] > reduce[0]",
+        "a decode's mask is the same for all heads of a sequence, and both axes are heads",
+    ),
+    ("operand", "select > dot[1] > select[1] > reduce[0] operand 2:", MASKED_KEY),
+    ("operand", "broadcast > select[2] > multiply[0] > dot[1] operand 0: constant", MASKED_KEY),
+    ("operand", "broadcast > select[1] > add[1] > compare[0] operand 0: constant", SHIFTED),
+    ("operand", "broadcast > select[2] > dot[0] operand 0: constant", NO_EMPTY_ROW),
+    ("operand", "select > dot[0] operand 2:", NO_EMPTY_ROW),
+    ("operand", "reduce > maximum[1] > subtract[1] > exponential[0]", SHIFT),
+    (
+        "operand",
+        "select > reduce[0] > add[1] > tuple[2] operand 2:",
+        "exp(-3.4e38 - maximum) is 0 of itself once a key was visible, and what came before is "
+        "multiplied by 0 then",
+    ),
+)
+"""By kind and the start of the role: why a mutant that no case notices computes the same."""
 
 
 def explained(mutant: Mutant, where: str) -> str | None:
-    """Why a mutant that no case notices is the same program."""
-    for (kind, start), why in EXPLAINED.items():
-        if mutant.kind == kind and where.startswith(start):
+    full = where.split(" > ")
+    for kind, start, why in EXPLAINED:
+        path, _, operand = start.partition(" operand ")
+        wanted = path.split(" > ")
+        fits = mutant.kind == kind and [
+            step if "[" in want else step.split("[")[0]
+            for want, step in zip(wanted, full, strict=False)
+        ] == wanted
+        if fits and (not operand or mutant.change.startswith(f"operand {operand}")):
             return why
     return None
 
