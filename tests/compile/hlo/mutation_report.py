@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from mutate import PROGRAMS, Bench, Judged, mutants_of, sample
+from hlo_mutants import PROGRAMS, Bench, Judged, mutants_of, sample
 
 
 def judged(count: int, seed: int) -> Iterable[Judged]:
