@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from null_compiler import ARCHITECTURE, a_program
+
 from nxbucket.compile.hlo import canonical
 from nxbucket.compile.hlo.module import DTYPES
 from nxbucket.compile.hlo.wire import BYTES, VARINT, Field, packed, write_message

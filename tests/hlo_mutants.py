@@ -7,11 +7,12 @@ A mutant keeps every shape, so XLA takes it. `mutants_of` lists all there are of
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
-
 from null_compiler import ARCHITECTURE, a_program
+
 from nxbucket.compile.hlo import canonical
 from nxbucket.compile.hlo.lint import lint
 from nxbucket.compile.hlo.module import Computation, Instruction, Module, read_module
@@ -163,7 +164,7 @@ def _compare(_: Module, __: Computation, i: Instruction) -> Iterator[Mutant]:
                 "compare direction",
                 i.name,
                 f"{i.direction} -> {new}",
-                lambda e, new=new: e.set(i.id, DIRECTION, new.encode()),
+                partial(Editable.set, instruction_id=i.id, number=DIRECTION, value=new.encode()),
             )
 
 
@@ -197,7 +198,7 @@ def _constant(module: Module, _: Computation, i: Instruction) -> Iterator[Mutant
     }
     for by in (1, -1) if i.shape.dtype != "pred" else (1,):
         kind = "loop bound" if i.id in bounds else "constant"
-        yield Mutant(kind, i.name, f"{i.shape} by {by:+}", lambda e, by=by: changed(e, by))
+        yield Mutant(kind, i.name, f"{i.shape} by {by:+}", partial(changed, by=by))
 
 
 def _other_float(value: float, by: float) -> float:
@@ -211,7 +212,11 @@ def _other_float(value: float, by: float) -> float:
 
 
 def _operand_order(_: Module, __: Computation, i: Instruction) -> Iterator[Mutant]:
-    turnable = i.opcode in ("subtract", "divide", "concatenate") or i.direction in ("LT", "LE", "GE")
+    turnable = i.opcode in ("subtract", "divide", "concatenate") or i.direction in (
+        "LT",
+        "LE",
+        "GE",
+    )
     if not turnable or len(i.operands) != 2:
         return
     if i.operands[0] != i.operands[1]:
@@ -252,7 +257,7 @@ def _slice(_: Module, computation: Computation, i: Instruction) -> Iterator[Muta
         raw = fields[at].value
         assert isinstance(raw, bytes)
         old = {f.number: f.value for f in read_message(raw)}
-        start, limit = (int(old.get(k, 0)) + by for k in (SLICE_START, SLICE_LIMIT))  # type: ignore[arg-type]
+        start, limit = (int(old.get(k, 0)) + by for k in (SLICE_START, SLICE_LIMIT))
         new = [Field(SLICE_START, VARINT, start), Field(SLICE_LIMIT, VARINT, limit)]
         fields[at] = Field(SLICE, BYTES, write_message([*new, Field(3, VARINT, 1)]))
 
@@ -265,7 +270,7 @@ def _slice(_: Module, computation: Computation, i: Instruction) -> Iterator[Muta
                 "slice bounds",
                 i.name,
                 f"axis {axis} by {by:+}",
-                lambda e, axis=axis, by=by: shift(e, axis, by),
+                partial(shift, axis=axis, by=by),
             )
 
 
@@ -314,13 +319,15 @@ def _wiring(_: Module, computation: Computation, i: Instruction) -> Iterator[Mut
         ]
         if i.opcode == "gather":
             before += _reshapes_of_others(computation, there, i)
-        for other in {before[0].id: before[0], before[-1].id: before[-1]}.values() if before else ():
+        for other in (
+            {before[0].id: before[0], before[-1].id: before[-1]}.values() if before else ()
+        ):
             new = tuple(other.id if n == place else o for n, o in enumerate(i.operands))
             yield Mutant(
                 kinds.get(i.opcode, "operand"),
                 i.name,
                 f"operand {place}: {there.name} -> {other.name}",
-                lambda e, new=new: e.set_operands(i.id, new),
+                partial(Editable.set_operands, instruction_id=i.id, operands=new),
             )
 
 
@@ -356,7 +363,7 @@ def _dimensions(_: Module, computation: Computation, i: Instruction) -> Iterator
                     kind,
                     i.name,
                     f"axes {a} and {b}",
-                    lambda e, turned=tuple(turned): e.set_dimensions(i.id, turned),
+                    partial(Editable.set_dimensions, instruction_id=i.id, dimensions=tuple(turned)),
                 )
     if i.opcode != "broadcast":
         return
@@ -369,7 +376,7 @@ def _dimensions(_: Module, computation: Computation, i: Instruction) -> Iterator
                     kind,
                     i.name,
                     f"axis {axis} -> {other}",
-                    lambda e, moved=moved: e.set_dimensions(i.id, moved),
+                    partial(Editable.set_dimensions, instruction_id=i.id, dimensions=moved),
                 )
 
 
@@ -383,7 +390,7 @@ def _iota(_: Module, __: Computation, i: Instruction) -> Iterator[Mutant]:
                     "iota dimension",
                     i.name,
                     f"{axis} -> {other}",
-                    lambda e, other=other: e.set_dimensions(i.id, (other,)),
+                    partial(Editable.set_dimensions, instruction_id=i.id, dimensions=(other,)),
                 )
 
 
@@ -420,13 +427,16 @@ def _of_aliases(module: Module) -> Iterator[Mutant]:
             *rest,
         ]
 
+    def without(entries: list[Field], n: int) -> list[Field]:
+        return entries[:n] + entries[n + 1 :]
+
     yield Mutant("alias", "module", "two swapped", lambda e: e.set_aliases(swap))
     for n in range(len(module.aliases)):
         yield Mutant(
             "alias",
             "module",
             f"number {n} dropped",
-            lambda e, n=n: e.set_aliases(lambda entries: entries[:n] + entries[n + 1 :]),
+            partial(Editable.set_aliases, change=partial(without, n=n)),
         )
 
 
@@ -489,10 +499,14 @@ def explained(mutant: Mutant, where: str) -> str | None:
     for kind, start, why in EXPLAINED:
         path, _, operand = start.partition(" operand ")
         wanted = path.split(" > ")
-        fits = mutant.kind == kind and [
-            step if "[" in want else step.split("[")[0]
-            for want, step in zip(wanted, full, strict=False)
-        ] == wanted
+        fits = (
+            mutant.kind == kind
+            and [
+                step if "[" in want else step.split("[")[0]
+                for want, step in zip(wanted, full, strict=False)
+            ]
+            == wanted
+        )
         if fits and (not operand or mutant.change.startswith(f"operand {operand}")):
             return why
     return None

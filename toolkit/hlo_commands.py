@@ -35,18 +35,16 @@ def verify_hlo(
 ) -> None:
     """Run each program's HLO on this host against eager torch; no Neuron compiler is needed.
 
-    Weights are random: none are fetched. In float32 no logit and no written key or value may be off
-    by more than 1e-4, and the rest of the KV cache must stay as it was, to the last bit. A plan of 16
-    bits is verified in float32 and then in its own dtype, where its error may be 1.5 times eager
-    torch's. Exit 1 if a program fails.
+    Weights are random: none are fetched. In float32 no logit and no written key or value may be
+    off by more than 1e-4, and the rest of the KV cache must stay as it was, to the last bit. A plan
+    of 16 bits is verified in float32 and then in its own dtype, where its error may be 1.5 times
+    eager torch's. Exit 1 if a program fails.
     """
     with output.errors_as_json(as_json):
         _verify(model_file(model_yaml), program or [], seed, layers, as_json)
 
 
-def _verify(
-    file: Path, names: list[str], seed: int, layers: int | None, as_json: bool
-) -> None:
+def _verify(file: Path, names: list[str], seed: int, layers: int | None, as_json: bool) -> None:
     from nxbucket.compile.hlo.compiler import lowering_versions
     from nxbucket.compile.hlo.scope import first_layers
     from nxbucket.compile.plan import plan_programs
@@ -58,7 +56,9 @@ def _verify(
     known = [p.name for p in planned]
     for name in names:
         if name not in known:
-            raise UsageError(f"{spec.path} has no program {name}", hint=f"it has {', '.join(known)}")
+            raise UsageError(
+                f"{spec.path} has no program {name}", hint=f"it has {', '.join(known)}"
+            )
     programs = [p for p in planned if not names or p.name in names]
     if layers is not None:
         programs = [first_layers(p, layers) for p in programs]

@@ -30,13 +30,16 @@ def check_memory(programs: Sequence[BucketProgram], file: str) -> None:
         return
     fitting = min(layers_that_fit(p, available) for p in programs)
     layers = largest.architecture.num_hidden_layers
+    hint = (
+        f"nxbucket verify-hlo {file} --layers {fitting}: the first {fitting} of its {layers} layers"
+        if fitting
+        else "not even one layer fits: lower num_gpu_blocks_override, max_num_seqs or "
+        "max_model_len in a copy of the model file, or use a host with more memory"
+    )
     raise EnvironmentProblem(
         f"verifying {largest.name} needs about {human_bytes(needed)}, and this host has "
         f"{human_bytes(available)} available",
-        hint=f"nxbucket verify-hlo {file} --layers {fitting}: the first {fitting} of its {layers} layers"
-        if fitting
-        else "not even one layer fits: lower num_gpu_blocks_override, max_num_seqs or max_model_len "
-        "in a copy of the model file, or use a host with more memory",
+        hint=hint,
     )
 
 

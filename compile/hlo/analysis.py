@@ -164,8 +164,8 @@ def temporaries(module: Module) -> list[Temporary]:
     - parameters, constants, tuples and their parts, and `while`, which hold other values' buffers;
     - `reshape`, the same bytes under another shape;
     - a scatter into an aliased parameter or into a value that a loop carries: it is done in place.
-    Nothing is fused and nothing shares memory here, so no entry says how much memory a compiler will
-    want; the largest says what it cannot do without if it keeps that value whole.
+    Nothing is fused and nothing shares memory here, so no entry says how much memory a compiler
+    will want; the largest says what it cannot do without if it keeps that value whole.
     """
     found: dict[tuple[str, str], list[Instruction]] = {}
     aliased = {a.parameter for a in module.aliases}

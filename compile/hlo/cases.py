@@ -2,9 +2,9 @@
 
 A step as the runner would give it, at every length where something changes (blocks, segments,
 windows, the ends of the bucket and of the block table), and nastier than the runner: blocks in
-random order, block tables that end in stale numbers, every slot that holds no token filled with NaN,
-infinities or large numbers. Norms are not 1, biases not 0, keys and values all different. What would
-hide a mistake is avoided:
+random order, block tables that end in stale numbers, every slot that holds no token filled with
+NaN, infinities or large numbers. Norms are not 1, biases not 0, keys and values all different. What
+would hide a mistake is avoided:
 - the values near each of those lengths are larger than the rest, so that one token too many or too
   few in a long context shows;
 - some cases have keys so large that a softmax without its maximum overflows;
@@ -147,7 +147,7 @@ def _owned_slots(program: BucketProgram, case: Case) -> tuple[Tensor, Tensor]:
         near = around | {s + d for s in starts for d in (-2, -1, 0, 1)}
         loud.append(torch.isin(positions, torch.tensor(sorted(near))))
     # Sequences may share blocks.
-    owned, first = torch.cat(slots).unique(return_inverse=True)
+    owned, first = torch.unique(torch.cat(slots), return_inverse=True)
     is_loud = torch.zeros(len(owned), dtype=torch.bool)
     is_loud[first[torch.cat(loud)]] = True
     return owned, is_loud
@@ -181,7 +181,9 @@ def _prefill_steps(program: BucketProgram, generator: torch.Generator) -> Iterat
 def _decode_steps(program: BucketProgram, generator: torch.Generator) -> Iterator[Step]:
     end = longest(program)
     # Each row has a last block of its own; what comes before it can be shared.
-    rows = min(program.size, max(1, program.num_kv_blocks - 1 - (ceil(end / program.block_size) - 1)))
+    rows = min(
+        program.size, max(1, program.num_kv_blocks - 1 - (ceil(end / program.block_size) - 1))
+    )
 
     def batch(name: str, lengths: Sequence[int]) -> Step:
         shown = ", ".join(map(str, lengths[:8])) + (", …" if len(lengths) > 8 else "")

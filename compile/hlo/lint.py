@@ -83,7 +83,7 @@ Rule = Callable[[Module], Iterator[Finding]]
 
 
 def lint(module: Module, signature: ProgramSignature | None = None) -> list[Finding]:
-    """Errors first. With the program's `signature`, its inputs, outputs and aliases are compared."""
+    """Errors first. With a program's `signature`, inputs, outputs and aliases are compared."""
     findings = [finding for rule in RULES for finding in rule(module)]
     if signature is not None:
         findings += _against(module, signature)
@@ -97,8 +97,8 @@ def refuse_errors(name: str, findings: Sequence[Finding]) -> None:
         more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
         raise CompileError(
             f"{name}: its HLO is not for Neuron: {errors[0]}{more}",
-            hint="the rules and their sources are in docs/hlo.md; a program that breaks one is a bug "
-            "of nxbucket: please report it with the model's config.json",
+            hint="the rules and their sources are in docs/hlo.md; a program that breaks one is "
+            "a bug of nxbucket: please report it with the model's config.json",
         )
 
 
@@ -107,8 +107,10 @@ def _ids(module: Module) -> Iterator[Finding]:
     count = sum(len(c.instructions) for c in module.computations)
     if highest > MAX_ID or lowest < 0:
         yield Finding(
-            "error", "ids", f"an id of {highest if lowest >= 0 else lowest}; Neuron's tools read 31 bits "
-            "(pytorch/xla#9685)"
+            "error",
+            "ids",
+            f"an id of {highest if lowest >= 0 else lowest}; Neuron's tools read 31 bits "
+            "(pytorch/xla#9685)",
         )
     elif (lowest, highest) != (1, count):
         yield Finding("error", "ids", f"ids go from {lowest} to {highest}, not from 1 to {count}")
@@ -121,7 +123,7 @@ def _opcodes(module: Module) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "custom-call",
-                f"custom call {target}: only AWS's own targets are recognised (NCC_EHCA005, EVRF015)",
+                f"custom call {target}: only AWS's own targets are known (NCC_EHCA005, EVRF015)",
                 instruction.name,
             )
         elif instruction.opcode not in OPCODES:
@@ -170,8 +172,8 @@ def _loops(module: Module) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "static-loop",
-                "a loop whose number of rounds is no constant (jax-neuronx known issues: only static "
-                "while loops are supported)",
+                "a loop whose number of rounds is no constant (jax-neuronx known issues: only "
+                "static while loops are supported)",
                 loop.name,
             )
 
@@ -182,7 +184,7 @@ def _reductions(module: Module) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "variadic-reduce",
-                f"a reduce of {len(reduce.operands) // 2} arrays at once (jax-neuronx known issues)",
+                f"a reduce of {len(reduce.operands) // 2} arrays (jax-neuronx known issues)",
                 reduce.name,
             )
 
@@ -220,7 +222,7 @@ def _counted_indices(module: Module) -> Iterator[Finding]:
 
 
 def _counter_ends(module: Module) -> dict[tuple[int, int], int]:
-    """By a loop's body and the counter's place in its state: one more than the last round's number."""
+    """By a loop's body and the counter's place in its state: one more than its last value."""
     ends = {}
     for computation, loop in _of(module, "while"):
         if loop_rounds(module, computation, loop) is not None:
@@ -234,7 +236,7 @@ def _counter_ends(module: Module) -> dict[tuple[int, int], int]:
 def _index_end(
     computation: Computation, at: Instruction, counters: dict[tuple[int, int], int]
 ) -> int | None:
-    """One more than the largest index, if indices are an iota or a loop's counter in another shape."""
+    """One more than the largest index, if it is an iota or a loop's counter in another shape."""
     while at.opcode in ("reshape", "broadcast", "transpose", "convert") and at.operands:
         at = computation.operand(at, 0)
     if at.opcode == "get-tuple-element" and computation.operand(at, 0).opcode == "parameter":
@@ -271,11 +273,13 @@ def _aliases(module: Module) -> Iterator[Finding]:
                 f"output {alias.output}, {made}, cannot be {given.name}, {given.shape}",
             )
         if not alias.must:
-            yield Finding("error", "alias", f"the alias of {given.name} is a may-alias: a copy is allowed")
+            yield Finding(
+                "error", "alias", f"the alias of {given.name} is a may-alias: a copy is allowed"
+            )
 
 
 def _layouts(module: Module) -> Iterator[Finding]:
-    """The runner binds tensors as they lie: the last dimension is the one whose items are adjacent."""
+    """The runner binds tensors as they lie: items of the last dimension are neighbours."""
     named: list[tuple[str, Shape]] = [(p.name, p.shape) for p in module.parameters]
     named += [(f"output {i}", shape) for i, shape in enumerate(module.outputs)]
     for name, shape in named:
@@ -290,8 +294,8 @@ def _large_temporaries(module: Module) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "large-temporary",
-                f"{instruction.shape} are {temporary.num_bytes / (1 << 30):.1f} GiB beside weights and "
-                "KV cache (NCC_EOOM001, EOOM002, EVRF009); in model.yaml, "
+                f"{instruction.shape} are {temporary.num_bytes / (1 << 30):.1f} GiB beside weights "
+                "and KV cache (NCC_EOOM001, EOOM002, EVRF009); in model.yaml, "
                 "neuron_config.kv_segment_size_buckets: [512] reads the KV cache in pieces, and "
                 "smaller num_batched_tokens_buckets, num_seqs_buckets or max_model_len make all of "
                 "them smaller",
@@ -328,7 +332,10 @@ def _against(module: Module, signature: ProgramSignature) -> Iterator[Finding]:
     there: list[Any] = [(p.name, p.shape.dtype, p.shape.dims) for p in module.parameters]
     yield from _differences("parameter", wanted, there)
     names = [t.name for t in signature.outputs]
-    wanted = [(name, HLO_DTYPES[t.dtype], t.shape) for name, t in zip(names, signature.outputs, strict=True)]
+    wanted = [
+        (name, HLO_DTYPES[t.dtype], t.shape)
+        for name, t in zip(names, signature.outputs, strict=True)
+    ]
     there = [(name, s.dtype, s.dims) for name, s in zip(names, module.outputs, strict=False)]
     yield from _differences("output", wanted, there)
     positions = {t.name: i for i, t in enumerate(signature.inputs)}

@@ -48,7 +48,6 @@ NUM_CALLED = {"while": 2, "scatter": 1, "reduce": 1}
 class Shape:
     """An array's, or a tuple's, whose parts are `parts`. `dims` are static unless `dynamic`."""
 
-
     dtype: str
     dims: tuple[int, ...] = ()
     parts: tuple["Shape", ...] = ()
@@ -171,7 +170,7 @@ class Module:
 
 
 def looks_like_hlo(payload: bytes) -> bool:
-    """Whether it starts as a module does: with its name. Cheap: for a command that takes any file."""
+    """Whether it starts as a module does, with its name: for a command that takes any file."""
     try:
         first = next(iter_fields(payload[: 1 << 16]), None)
     except WireError:
@@ -256,7 +255,9 @@ def _computation(payload: bytes, callable_ids: set[int], seen: set[int]) -> Comp
         elif number == canonical.ROOT_ID:
             root_id = _number(value)
     if root_id not in local:
-        raise _wrong(f"the result of computation {name or own_id}, instruction {root_id}, is not there")
+        raise _wrong(
+            f"the result of computation {name or own_id}, instruction {root_id}, is not there"
+        )
     return Computation(own_id, name, tuple(instructions), root_id)
 
 
@@ -312,7 +313,8 @@ def _instruction(payload: bytes) -> Instruction:
         raise _wrong(f"instruction {kept['id']} has no opcode or no shape")
     kept["literal_bytes"] = len(literal)
     kept["scalar"] = _scalar(literal, kept["shape"]) if kept["opcode"] == "constant" else None
-    return Instruction(**kept, **{key: tuple(values) for key, values in lists.items()})
+    kept |= {key: tuple(values) for key, values in lists.items()}
+    return Instruction(**kept)
 
 
 def _dimension_numbers(payload: bytes) -> dict[int, tuple[int, ...]]:
@@ -363,7 +365,9 @@ def _shape(payload: bytes, depth: int = 0) -> Shape:
 
 def _is_row_major(layout: bytes) -> bool:
     """LayoutProto's minor_to_major counts down; a shape may come without one."""
-    order = [n for number, value in _fields(layout, "a layout") if number == 1 for n in _numbers(value)]
+    order = [
+        n for number, value in _fields(layout, "a layout") if number == 1 for n in _numbers(value)
+    ]
     return order == sorted(order, reverse=True)
 
 

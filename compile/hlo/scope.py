@@ -38,5 +38,7 @@ def first_layers(program: BucketProgram, count: int) -> BucketProgram:
 def layers_that_fit(program: BucketProgram, available: int) -> int:
     """0 if not even one does."""
     layers = program.architecture.num_hidden_layers
-    fitting = (n for n in range(layers, 0, -1) if memory_bytes(first_layers(program, n)) <= available)
+    fitting = (
+        n for n in range(layers, 0, -1) if memory_bytes(first_layers(program, n)) <= available
+    )
     return next(fitting, 0)

@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Difference:
-    """The worst of one tensor: `amount` is inf where one is NaN or a bit that must stay changed."""
+    """The worst of one tensor: `amount` is inf for a NaN, and for a bit that had to stay."""
 
     tensor: str
     index: tuple[int, ...]
@@ -130,7 +130,7 @@ def verify_program(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> ProgramResult:
-    """Lowers, lints, compiles for this host and runs all cases. Raises CompileError as `lower` does."""
+    """Lowers, lints, compiles for this host, runs all cases. Raises CompileError as `lower` does."""
     started = time.monotonic()
     payload = lower_quietly(program)
     module = read_module(payload)
@@ -305,10 +305,9 @@ def _check_low_precision(
             add("kv", true.written[name], ours, rows)
             changed = changed or _changed(name, expected, caches[name])
         progress(f"{program.name} {program.dtype}", number, len(eager.cases))
-    errors = {
-        kind: [(total / counts[kind]) ** 0.5 for total in squares[kind]] for kind in squares
-    }
-    return LowPrecision(program.dtype, *errors["logits"], *errors["kv"], changed)
+    errors = {kind: [(total / counts[kind]) ** 0.5 for total in squares[kind]] for kind in squares}
+    (logits_error, eager_logits), (kv_error, eager_kv) = errors["logits"], errors["kv"]
+    return LowPrecision(program.dtype, logits_error, eager_logits, kv_error, eager_kv, changed)
 
 
 def to_jax(tensor: Tensor, copy: bool = True) -> jax.Array:

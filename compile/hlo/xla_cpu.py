@@ -10,7 +10,7 @@ from collections.abc import Sequence
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-from jaxlib import _hlo, _jax
+from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
 
 class XlaCpuProgram:

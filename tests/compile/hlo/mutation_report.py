@@ -28,7 +28,7 @@ def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else sys.maxsize
     results = list(judged(count, int(sys.argv[2]) if len(sys.argv) > 2 else 0))
-    counts = Counter((j.mutant.kind, j.verdict) for j in results)
+    counts = Counter((j.mutant.kind, str(j.verdict)) for j in results)
     verdicts = ("cases", "lint", "equivalent", "survived")
     print("| kind | mutants | caught by cases | by lint | equivalent | survived |")
     print("|---|---|---|---|---|---|")
@@ -38,7 +38,8 @@ def main() -> None:
         print(f"| {kind} | {sum(row)} | " + " | ".join(map(str, row)) + " |")
     total = [sum(counts[kind, v] for kind in kinds) for v in verdicts]
     print(f"| all | {sum(total)} | " + " | ".join(map(str, total)) + " |")
-    print(f"\nRefused by XLA and not counted: {sum(j.verdict == 'refused' for j in results)}.\n")
+    refused = len([j for j in results if j.verdict == "refused"])
+    print(f"\nRefused by XLA and not counted: {refused}.\n")
     print("| equivalent because | mutants |\n|---|---|")
     for why, number in Counter(j.by for j in results if j.verdict == "equivalent").most_common():
         print(f"| {why} | {number} |")

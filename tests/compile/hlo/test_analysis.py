@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-
 from hlo_modules import FAMILIES, SEGMENTED, loop, lowered
 from null_compiler import ARCHITECTURE, a_program
+
 from nxbucket.compile.cost import cost_of
 from nxbucket.compile.hlo.analysis import analyse
 from nxbucket.compile.hlo.module import read_module
@@ -71,7 +71,9 @@ def test_bytes_are_the_signatures(dtype: str) -> None:
 
 def _large(program: BucketProgram) -> set[str]:
     found = analyse(read_module(lowered(program)), num_temporaries=1000).temporaries
-    return {t.instruction.opcode for t in found if t.num_bytes >= cost_of(program).kv_cache_bytes // 2}
+    return {
+        t.instruction.opcode for t in found if t.num_bytes >= cost_of(program).kv_cache_bytes // 2
+    }
 
 
 def test_a_kv_cache_that_is_written_in_place_is_no_temporary() -> None:

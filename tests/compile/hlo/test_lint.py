@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-
 from hlo_modules import (
     F32,
     FAMILIES,
@@ -19,7 +18,9 @@ from hlo_modules import (
     text,
 )
 from null_compiler import a_program
-from nxbucket.compile.hlo import compiler, lint as rules
+
+from nxbucket.compile.hlo import compiler
+from nxbucket.compile.hlo import lint as rules
 from nxbucket.compile.hlo.lint import Finding, lint
 from nxbucket.compile.hlo.module import read_module
 from nxbucket.compile.hlo.wire import packed
@@ -183,7 +184,9 @@ def test_aliases() -> None:
         return {f"{f.rule}: {f.message}" for f in found(module(body, aliases=aliases))}
 
     assert aliased((0, 0, 2)) == set()
-    assert aliased((0, 0, 1)) == {"alias: the alias of parameter 0 is a may-alias: a copy is allowed"}
+    assert aliased((0, 0, 1)) == {
+        "alias: the alias of parameter 0 is a may-alias: a copy is allowed"
+    }
     assert aliased((0, 0, 2), (0, 0, 2)) == {
         "alias: output 0 is aliased 2 times",
         "alias: parameter 0 is aliased 2 times",

@@ -6,18 +6,28 @@ import sys
 import time
 
 import pytest
+from hlo_modules import (
+    F32,
+    SEGMENTED,
+    computation,
+    instruction,
+    loop,
+    lowered,
+    module,
+    parameter,
+    shape,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hlo_modules import F32, SEGMENTED, computation, instruction, loop, lowered, module, parameter, shape
 from null_compiler import a_program
+
 from nxbucket.compile.hlo.module import looks_like_hlo, read_module
 from nxbucket.compile.hlo.wire import BYTES, Field, write_message
 from nxbucket.toolkit.errors import HloError
 
 
 def test_a_module_is_read_as_xla_reads_it() -> None:
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     payload = lowered(SEGMENTED)
     ours = read_module(payload)

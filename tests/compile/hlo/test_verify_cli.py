@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-
 from cli_here import cli_here
 from hlo_modules import SEGMENTED, loop, lowered, one_instruction
 from null_compiler import model_file
+
 from nxbucket.compile.hlo import compiler, lowering, verify
 from nxbucket.compile.program import BucketProgram
 from nxbucket.toolkit import hlo_report
