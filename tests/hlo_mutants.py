@@ -17,7 +17,6 @@ from nxbucket.compile.hlo import canonical
 from nxbucket.compile.hlo.lint import lint
 from nxbucket.compile.hlo.module import Computation, Instruction, Module, read_module
 from nxbucket.compile.hlo.verify import (
-    TOLERANCE,
     Expected,
     Reference,
     Runner,
@@ -549,7 +548,7 @@ class Bench:
         largest = 0.0
         for expected in self.expected:
             result = compare(expected, *run(expected))
-            if result.difference > TOLERANCE:
+            if not result.ok:
                 return Judged(self.name, mutant, "cases", result.name, result.difference)
             largest = max(largest, result.difference)
         if mutant.instruction not in self._live and mutant.instruction != "module":

@@ -113,10 +113,10 @@ def _opcodes(results: "Sequence[ProgramResult]") -> str:
 
 
 def _complaints(result: "ProgramResult") -> Iterator[str]:
-    from nxbucket.compile.hlo.verify import LOW_PRECISION_FACTOR, TOLERANCE
+    from nxbucket.compile.hlo.verify import LOW_PRECISION_FACTOR
 
     yield from (str(finding) for finding in result.findings)
-    failed = [c for c in result.cases if c.difference > TOLERANCE]
+    failed = [c for c in result.cases if not c.ok]
     for case in failed[:NUM_SHOWN]:
         yield f"{case.name}: {case.worst}"
     if len(failed) > NUM_SHOWN:
@@ -174,6 +174,7 @@ def results_as_json(
                         "name": c.name,
                         "logits": _finite(c.logits),
                         "kv": _finite(c.kv),
+                        "tolerance": c.tolerance,
                         "worst": {
                             "tensor": c.worst.tensor,
                             "index": list(c.worst.index),

@@ -7,7 +7,9 @@ NaN, infinities or large numbers. Norms are not 1, biases not 0, keys and values
 would hide a mistake is avoided:
 - the values near each of those lengths are larger than the rest, so that one token too many or too
   few in a long context shows;
-- some cases have keys so large that a softmax without its maximum overflows;
+- the keys of some cases have a large vector in common, so that a softmax that does not subtract its
+  maximum overflows. It cancels in a right one; keys that are large each in its own way would make
+  deep models chaotic, and nothing could be compared;
 - what a norm is given is about as small as its epsilon, or a wrong epsilon would show nowhere.
 """
 
@@ -26,8 +28,8 @@ from nxbucket.toolkit.architecture import Architecture
 FILLERS = (float("nan"), float("inf"), float("-inf"), 1e4)
 LOUD = 4.0
 """How much larger the values are that stand where a length changes something."""
-SHARP, SHARP_EVERY = 16.0, 5
-"""How much larger the keys are in one case of so many."""
+SHIFT, SHIFTED_EVERY = 20.0, 5
+"""How large what the keys have in common is, in one case of so many."""
 NUM_RANDOM = 3
 
 
@@ -47,7 +49,7 @@ class Case:
     tables: tuple[tuple[int, ...], ...]
     """Each sequence's blocks, in order."""
     filler: float
-    sharp: bool
+    shifted: bool
     seed: int
 
     @property
@@ -127,8 +129,8 @@ def kv_before(program: BucketProgram, case: Case) -> dict[str, Tensor]:
         rows = torch.randn((len(owned), *spec.shape[2:]), generator=generator)
         if spec.name.startswith("value"):
             rows[loud] *= LOUD
-        elif case.sharp:
-            rows *= SHARP
+        elif case.shifted:
+            rows += SHIFT * torch.randn(spec.shape[2:], generator=generator)
         cache.flatten(0, 1)[owned] = rows.to(dtype)
         caches[spec.name] = cache
     return caches
@@ -229,9 +231,9 @@ def _case(
     else:
         inputs = decode_inputs(program.size, tokens, where, slots, stale)
     filler = FILLERS[number % len(FILLERS)]
-    sharp = number % SHARP_EVERY == SHARP_EVERY - 1
+    shifted = number % SHIFTED_EVERY == SHIFTED_EVERY - 1
     own_seed = seed * 1_000_003 + number
-    return Case(name, lengths, new, inputs, slots, tables, filler, sharp, own_seed)
+    return Case(name, lengths, new, inputs, slots, tables, filler, shifted, own_seed)
 
 
 def _tables(

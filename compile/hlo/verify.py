@@ -31,6 +31,8 @@ from nxbucket.compile.program import SCRATCH_SLOT, BucketProgram
 from nxbucket.compile.programs.families import program_module
 
 TOLERANCE = 1e-4
+SHIFTED_TOLERANCE = 1e-3
+"""For the cases whose scores are near 50: float32 is that much coarser there, layer after layer."""
 LOW_PRECISION_FACTOR = 1.5
 
 Progress = Callable[[str, int, int], None]
@@ -59,6 +61,11 @@ class CaseResult:
     """The largest difference of any."""
     kv: float
     worst: Difference
+    tolerance: float = TOLERANCE
+
+    @property
+    def ok(self) -> bool:
+        return self.difference <= self.tolerance
 
     @property
     def difference(self) -> float:
@@ -99,12 +106,12 @@ class ProgramResult:
 
     @property
     def worst(self) -> CaseResult:
-        return max(self.cases, key=lambda c: c.difference)
+        return max(self.cases, key=lambda c: c.difference / c.tolerance)
 
     @property
     def ok(self) -> bool:
         return (
-            all(case.difference <= TOLERANCE for case in self.cases)
+            all(case.ok for case in self.cases)
             and not any(f.severity == "error" for f in self.findings)
             and (self.low_precision is None or self.low_precision.ok)
         )
@@ -247,7 +254,8 @@ def compare(expected: Expected, logits: Tensor, caches: Mapping[str, Tensor]) ->
             differences.append(changed)
     worst = max(differences, key=lambda d: d.amount)
     kv = max(d.amount for d in differences[1:])
-    return CaseResult(case.name, differences[0].amount, kv, worst)
+    tolerance = SHIFTED_TOLERANCE if case.shifted else TOLERANCE
+    return CaseResult(case.name, differences[0].amount, kv, worst, tolerance)
 
 
 def _largest(tensor: str, found: Tensor, expected: Tensor) -> Difference:

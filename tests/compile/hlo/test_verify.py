@@ -13,7 +13,7 @@ from null_compiler import ARCHITECTURE, LLAMA3_ROPE, YARN_ROPE, a_program
 
 from nxbucket.compile.hlo.cases import cases_of, edges, kv_before, longest, random_weights
 from nxbucket.compile.hlo.scope import first_layers, layers_that_fit, memory_bytes
-from nxbucket.compile.hlo.verify import TOLERANCE, Reference, Weights, compare, verify_program
+from nxbucket.compile.hlo.verify import Reference, Weights, compare, verify_program
 from nxbucket.compile.program import SCRATCH_SLOT, BucketProgram, Phase
 from nxbucket.toolkit.architecture import Architecture
 
@@ -202,7 +202,7 @@ def test_a_16_bit_program_that_is_less_exact_than_torch_is_noticed(
     assert not replace(low, logits=2 * low.eager_logits).ok
     assert not replace(low, kv=2 * low.eager_kv).ok
     assert replace(result, low_precision=replace(low, kv=1.0)).ok is False
-    assert all(c.difference <= TOLERANCE for c in result.cases)
+    assert all(c.ok for c in result.cases)
 
 
 # How much of it fits
