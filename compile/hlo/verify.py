@@ -137,7 +137,7 @@ def verify_program(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> ProgramResult:
-    """Lowers, lints, compiles for this host, runs all cases. Raises CompileError as `lower` does."""
+    """Lowers, lints, compiles for this host, runs all cases. Raises CompileError, as `lower`."""
     started = time.monotonic()
     payload = lower_quietly(program)
     module = read_module(payload)
