@@ -51,7 +51,7 @@ def test_json_has_every_case(
     assert len(program["sha256"]) == 64
     assert program["findings"] == []
     assert program["low_precision"] is None
-    assert max(c["logits"] for c in program["cases"]) <= program["max_difference"] < 1e-4
+    assert max(c["logits"] for c in program["cases"]) <= program["max_difference"] < 1e-3
 
 
 def test_a_plan_of_16_bits(
