@@ -190,8 +190,8 @@ def run_programs(model_file: Path, num_tokens: int) -> dict[str, Any]:
     """In the child: the bound programs, and nothing of vLLM."""
     import torch
 
+    from nxbucket.compile import padding
     from nxbucket.compile.program import Bucket
-    from nxbucket.serve import padding
     from nxbucket.serve.binding import load_artifacts
     from nxbucket.serve.served import resolve
     from nxbucket.serve.weights import load_weights

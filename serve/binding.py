@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import Bucket, Phase
 from nxbucket.compile.signature import ProgramSignature
-from nxbucket.serve import padding
 from nxbucket.serve.loaders import Executable, loader_for
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.errors import BindError

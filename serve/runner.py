@@ -19,8 +19,8 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import Bucket
-from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts, load_artifacts
 from nxbucket.serve.metrics import ProgramMetrics
 from nxbucket.serve.scheduler_output import NeuronSchedulerOutput

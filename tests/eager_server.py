@@ -1,6 +1,6 @@
 """A server in a few lines: bucket programs run eagerly on a paged KV cache of their own.
 
-It pads with `serve.padding` and chooses with `serve.binding`, as the real runner does, and is
+It pads with `compile.padding` and chooses with `serve.binding`, as the real runner does, and is
 nastier than vLLM: blocks are handed out in random order, block tables end in stale block numbers,
 and every slot no token of ours was written to is filled with `filler` before every step.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.compile.programs.families import program_module
-from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts
 from nxbucket.serve.loaders import Executable
 from nxbucket.toolkit.architecture import Architecture

@@ -14,6 +14,7 @@ import typer
 
 from nxbucket.toolkit import (
     artifact_commands,
+    hlo_commands,
     inspect_commands,
     output,
     plan_commands,
@@ -50,8 +51,9 @@ app = typer.Typer(
 
 
 app.add_typer(artifact_commands.app)
-app.add_typer(inspect_commands.app)
 app.add_typer(plan_commands.app)
+app.add_typer(hlo_commands.app)
+app.add_typer(inspect_commands.app)
 app.add_typer(serving_commands.app)
 app.add_typer(setup_commands.app)
 

@@ -35,11 +35,14 @@ class HloCompiler:
 def lower_to_hlo(program: BucketProgram) -> Lowered:
     """`graph` and `payload` are both the canonical bytes of an HloModuleProto.
 
-    Raises CompileError for an operator that has no rule.
+    Raises CompileError for an operator that has no rule, and for what a rule of lint.py refuses.
     """
+    from nxbucket.compile.hlo.lint import lint, refuse_errors
     from nxbucket.compile.hlo.lowering import lower
+    from nxbucket.compile.hlo.module import read_module
 
     module = lower(program)
+    refuse_errors(program.name, lint(read_module(module), program.signature))
     return Lowered(graph=module, payload=module)
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import SCRATCH_SLOT, BucketProgram, Phase
 from nxbucket.compile.programs.weights import weight_specs
-from nxbucket.serve import padding
 from nxbucket.toolkit.architecture import Architecture, Rope
 
 ARCHITECTURE = Architecture(
