@@ -29,13 +29,15 @@ PLUGIN_GROUPS = (
 )
 
 
-def engine_args(path: str | Path) -> dict[str, Any]:
+def engine_args(path: str | Path, *, emulate: bool = False) -> dict[str, Any]:
     """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
+
+    `emulate`: a Neuron target's graphs on this processor, as `nxbucket serve --emulate` runs them.
 
     Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError and
     EnvironmentProblem.
     """
-    spec, served = resolve(Path(path))
+    spec, served = resolve(Path(path), emulate=emulate)
     preflight(spec, served)
     return locked_args(spec, served)
 
@@ -53,7 +55,7 @@ def preflight(spec: DeploySpec, served: Served) -> None:
     # Loaders import torch, which reads its number of threads from the environment just set.
     from nxbucket.serve.loaders import loader_for
 
-    loader = loader_for(served.target)
+    loader = loader_for(served.target, emulate=served.emulated)
     for manifest in manifests.values():
         loader.check_host(manifest)
 

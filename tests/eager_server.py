@@ -16,7 +16,8 @@ from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.compile.programs.families import program_module
 from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts
-from nxbucket.serve.loaders import Executable
+from nxbucket.serve.executable import Executable, HostMemory
+from nxbucket.serve.loaders import CpuExecutable
 from nxbucket.toolkit.architecture import Architecture
 
 
@@ -64,8 +65,8 @@ class Shapes:
         return prefills + [program("decode", n, c) for n in self.decode for c in contexts]
 
 
-def eager(program: BucketProgram) -> Executable:
-    return Executable(program.name, program.signature, program_module(program))
+def eager(program: BucketProgram) -> CpuExecutable:
+    return CpuExecutable(program.name, program.signature, program_module(program))
 
 
 class EagerServer:
@@ -80,7 +81,7 @@ class EagerServer:
         dtype: str = "float32",
         filler: float | None = float("nan"),
         seed: int = 0,
-        load: Callable[[BucketProgram], Executable] = eager,
+        load: Callable[[BucketProgram], Executable[HostMemory]] = eager,
     ) -> None:
         self.shapes = shapes or Shapes()
         self.filler = filler
@@ -90,7 +91,7 @@ class EagerServer:
             t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype))
             for t in self.artifacts.signature.of_role("kv_cache")
         }
-        self.artifacts.bind(self.kv_cache, weights)
+        self.artifacts.bind(HostMemory(self.kv_cache, weights))
         self._random = random.Random(seed)
         self._free = list(range(1, self.shapes.num_kv_blocks))
         self._random.shuffle(self._free)

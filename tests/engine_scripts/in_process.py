@@ -30,6 +30,7 @@ def main(model_file: str, out_file: str) -> None:
     core = engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
     scheduler = core.scheduler
+    num_blocks = next(runner.artifacts.signature.of_role("kv_cache")).shape[0]
     calls = record_calls(runner)
     steps = record_steps(runner)
 
@@ -75,9 +76,7 @@ def main(model_file: str, out_file: str) -> None:
             for group in scheduler.kv_cache_manager.get_block_ids(request)
             for block in group
         }
-        for cache in runner.kv_caches:
-            for block in set(range(cache.shape[0])) - owned:
-                cache[block] = float("nan")
+        runner.memory.fill_blocks(sorted(set(range(num_blocks)) - owned), float("nan"))
 
     poisoned = run(poison)
 
@@ -111,20 +110,19 @@ def main(model_file: str, out_file: str) -> None:
 
 
 def record_calls(runner: Any) -> set[tuple[str, str]]:
-    """Every distinct (program, input shapes) that reaches an executable's compiled function."""
+    """Every distinct (program, input shapes) that reaches an executable, its own checks passed."""
     seen = set()
     for executable in runner.artifacts.executables.values():
 
         def recording(
-            *tensors: Any,
+            inputs: list[Any],
             _name: str = executable.name,
-            _function: Callable[..., Any] = executable.function,
+            _run: Callable[..., Any] = executable._run,
         ) -> Any:
-            inputs = tensors[: 6 if _name.startswith("prefill") else 5]
             seen.add((_name, json.dumps([list(t.shape) for t in inputs])))
-            return _function(*tensors)
+            return _run(inputs)
 
-        executable.function = recording
+        executable._run = recording
     return seen
 
 
