@@ -1,4 +1,4 @@
-"""One engine in this process, looked at from inside: MODEL_YAML OUT.json.
+"""One engine in this process, looked at from inside: MODEL_YAML OUT.json [--emulate].
 
 Runs the same requests plainly, with NaN in every block that nobody owns, and with everything
 preempted halfway, and records each shape that reaches an executable.
@@ -18,10 +18,10 @@ os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
 BUCKETS = {"prefill": (32, 64, 128), "decode": (1, 2, 4)}
 
 
-def main(model_file: str, out_file: str) -> None:
+def main(model_file: str, out_file: str, *options: str) -> None:
     from nxbucket.serve.engine_args import engine_args
 
-    arguments = engine_args(model_file)
+    arguments = engine_args(model_file, emulate="--emulate" in options)
     arguments["enable_prefix_caching"] = False  # a cached block is owned by nobody, yet in use
     from vllm import LLM, SamplingParams
 
@@ -33,6 +33,7 @@ def main(model_file: str, out_file: str) -> None:
     num_blocks = next(runner.artifacts.signature.of_role("kv_cache")).shape[0]
     calls = record_calls(runner)
     steps = record_steps(runner)
+    compiled_at_start = runner.loader.compiles()
 
     rng = random.Random(3)
     text = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz ", k=4000))
@@ -104,6 +105,8 @@ def main(model_file: str, out_file: str) -> None:
                     for e in runner.artifacts.executables.values()
                 },
                 "compiles": compiles(),
+                "compiles_of_loader": runner.loader.compiles() - compiled_at_start,
+                "jax": "jax" in sys.modules,
             }
         )
     )
