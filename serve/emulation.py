@@ -3,7 +3,7 @@
 The bytes that run are those neuronx-cc is given; no NEFF, runtime or device has a part in it. It
 shows that the graphs, the buckets and the server around them are right, and nothing about speed.
 
-Importing this imports no jax: it is imported where vLLM has yet to fork.
+Importing this imports neither jax nor torch: it is imported where vLLM has yet to fork.
 """
 
 import importlib.metadata
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from nxbucket.compile.manifest import BlobRole, Manifest
 from nxbucket.compile.signature import ProgramSignature
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nxbucket.serve.xla_programs import XlaExecutable, XlaMemory
 
 JAX_RELEASE = "0.10.2"
@@ -42,7 +42,7 @@ class EmulatingLoader:
             )
         return load_module(manifest.program, manifest.signature, path)
 
-    def place(self, signature: ProgramSignature, weights: Mapping[str, Tensor]) -> "XlaMemory":
+    def place(self, signature: ProgramSignature, weights: "Mapping[str, Tensor]") -> "XlaMemory":
         from nxbucket.serve.xla_programs import XlaMemory
 
         return XlaMemory.of(signature, weights)

@@ -10,9 +10,8 @@ things is a contract with a stand-in in tests/serve/test_neuron_device.py:
 """
 
 import importlib
-import importlib.metadata
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,18 @@ from nxbucket.serve.executable import (
     torch_shape,
 )
 from nxbucket.serve.metaneff import metaneff
+from nxbucket.serve.neuron_host import (
+    LNC_FILE,
+    LNC_VARIABLE,
+    installed_packages,
+    logical_core_of_host,
+    neuron_devices,
+    package_hint,
+    package_problem,
+)
 from nxbucket.serve.nrt_errors import loading, running
 from nxbucket.serve.torch_neuron import TorchNeuron
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
-
-LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
-LNC_FILE = Path("/opt/aws/neuron/logical_nc_config")
-AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
-PACKAGES = ("torch-neuronx", "libtorch-neuronx-lite")
-"""Either brings the classes; the second is named in AWS's plugin documentation of 2026."""
 
 NeffCheck = Callable[[Path, str, int, ProgramSignature], list[str]]
 
@@ -226,59 +228,3 @@ def _target_of(manifest: Manifest) -> tuple[str, int]:
 def _check_neff_file(path: Path, target: str, lnc: int, signature: ProgramSignature) -> list[str]:
     check: NeffCheck = importlib.import_module("nxbucket.compile.neuron.neff").check_neff_file
     return check(path, target, lnc, signature)
-
-
-def neuron_devices(folder: Path = Path("/dev")) -> list[Path]:
-    """The driver's device files: /dev/neuron0, /dev/neuron1, ..."""
-    return sorted(p for p in folder.glob("neuron*") if p.name.removeprefix("neuron").isdecimal())
-
-
-def installed_packages() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def package_problem(versions: Mapping[str, str]) -> str | None:
-    """A sentence if nothing here can bring torch.classes.neuron."""
-    if not versions:
-        return f"a Neuron device is served through torch-neuronx, and {_neither(PACKAGES)} is here"
-    usable = {p for p, version in versions.items() if not is_placeholder(p, version)}
-    if not usable:
-        shown = ", ".join(f"{p} {v}" for p, v in versions.items())
-        return f"{shown} is PyPI's empty placeholder; AWS's index has the real package"
-    return None
-
-
-def is_placeholder(package: str, version: str) -> bool:
-    """PyPI's torch-neuronx is an empty package of version 1; AWS's counts from torch's."""
-    return package == "torch-neuronx" and version.partition(".")[0] in ("0", "1")
-
-
-def package_hint() -> str:
-    return (
-        f"pip uninstall -y {PACKAGES[0]}; pip install {PACKAGES[0]} --extra-index-url {AWS_INDEX}"
-    )
-
-
-def _neither(names: Iterable[str]) -> str:
-    return f"neither {' nor '.join(names)}"
-
-
-def logical_core_of_host(environ: Mapping[str, str], file: Path) -> tuple[str, str] | None:
-    """What this host's runtime is told, and where; None if nothing says."""
-    if value := environ.get(LNC_VARIABLE):
-        return value, LNC_VARIABLE
-    try:
-        lines = file.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.strip().partition("=")
-        if key == LNC_VARIABLE and value.strip():
-            return value.strip(), f"{LNC_VARIABLE} in {file}"
-    return None

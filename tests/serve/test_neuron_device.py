@@ -18,7 +18,7 @@ from nxbucket.compile.hlo.compiler import lower_to_hlo
 from nxbucket.compile.manifest import Blob, BlobRole, Manifest
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.programs.weights import weight_specs
-from nxbucket.serve import neuron_device, nrt_errors
+from nxbucket.serve import neuron_device, neuron_host, nrt_errors
 from nxbucket.serve.metaneff import metaneff
 from nxbucket.serve.neuron_device import DeviceMemory, NeuronLoader
 from nxbucket.serve.torch_neuron import ROUTES, TorchNeuron
@@ -381,7 +381,7 @@ def test_the_metaneffs_bytes_are_those_of_the_public_example() -> None:
 
 
 @pytest.fixture
-def neuron_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def aws_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A host with one device and AWS's package."""
     monkeypatch.setattr(neuron_device, "neuron_devices", lambda: [Path("/dev/neuron0")])
     monkeypatch.setattr(
@@ -391,12 +391,12 @@ def neuron_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG", raising=False)
 
 
-@pytest.mark.usefixtures("neuron_host")
+@pytest.mark.usefixtures("aws_host")
 def test_a_host_with_device_and_package_is_accepted() -> None:
     NeuronLoader().check_host(manifest())
 
 
-@pytest.mark.usefixtures("neuron_host")
+@pytest.mark.usefixtures("aws_host")
 def test_a_host_without_a_device_is_told_of_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neuron_device, "neuron_devices", list)
     error = refusal(lambda: NeuronLoader().check_host(manifest()))
@@ -413,7 +413,7 @@ def test_a_host_without_a_device_is_told_of_emulation(monkeypatch: pytest.Monkey
         ({"torch-neuronx": "1.0.0"}, "torch-neuronx 1.0.0 is PyPI's empty placeholder"),
     ],
 )
-@pytest.mark.usefixtures("neuron_host")
+@pytest.mark.usefixtures("aws_host")
 def test_a_host_without_awss_packages_is_told_where_they_are(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], says: str
 ) -> None:
@@ -425,7 +425,7 @@ def test_a_host_without_awss_packages_is_told_where_they_are(
     assert "https://pip.repos.neuron.amazonaws.com" in error.hint
 
 
-@pytest.mark.usefixtures("neuron_host")
+@pytest.mark.usefixtures("aws_host")
 def test_another_logical_core_is_refused_with_where_it_is_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -446,10 +446,10 @@ def test_another_logical_core_is_refused_with_where_it_is_set(
 def test_device_files_are_the_drivers_own(tmp_path: Path) -> None:
     for name in ("neuron0", "neuron11", "neuron", "neuron-x", "neuron_core", "null"):
         (tmp_path / name).touch()
-    assert [p.name for p in neuron_device.neuron_devices(tmp_path)] == ["neuron0", "neuron11"]
+    assert [p.name for p in neuron_host.neuron_devices(tmp_path)] == ["neuron0", "neuron11"]
 
 
-@pytest.mark.usefixtures("neuron_host")
+@pytest.mark.usefixtures("aws_host")
 def test_an_artifact_of_no_neuron_target_is_refused() -> None:
     assert (
         "no Neuron target"
