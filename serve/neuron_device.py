@@ -50,10 +50,10 @@ class NeuronLoader:
 
     def __init__(
         self,
-        connect: Callable[[int], TorchNeuron] = TorchNeuron.imported,
+        connect: Callable[[int], TorchNeuron] | None = None,
         check_neff: NeffCheck | None = None,
     ) -> None:
-        self._connect = connect
+        self._connect = connect or TorchNeuron.imported
         self._check_neff = check_neff or _check_neff_file
         self._neuron: TorchNeuron | None = None
 
