@@ -89,7 +89,7 @@ class Served:
             raise BindError(
                 f"the cache {self.cache.root} does not hold what {self.lock_file} names: "
                 f"{'; '.join(faults)}",
-                hint=compile_command(self.model_file, emulate=self.target == HLO_TARGET),
+                hint=compile_command(self.model_file, emulate=self.emulated),
             )
         return manifests
 
@@ -140,15 +140,25 @@ def resolve(path: Path, *, emulate: bool = False) -> tuple[DeploySpec, Served]:
     lock = read_lock(lock_file)
     check_lock(lock, lock_file, spec)
     cache = ArtifactCache(choose_cache(spec.artifacts.cache).root)
-    return spec, Served(lock_file, cache, _target(spec, lock, lock_file, emulate), lock, emulate)
+    target = _target(spec, lock, lock_file, cache if emulate else None)
+    return spec, Served(lock_file, cache, target, lock, emulate)
 
 
-def _target(spec: DeploySpec, lock: Lock, lock_file: Path, emulate: bool) -> str:
-    """The best of the lock's targets that this host can run. Raises LockError if there is none."""
+def _target(
+    spec: DeploySpec, lock: Lock, lock_file: Path, emulated_from: ArtifactCache | None
+) -> str:
+    """The best of the lock's targets that can be run. Raises LockError if there is none.
+
+    Emulation takes a device's artifacts, which hold the graphs too, or else the graphs alone; what
+    this host's cache has goes first.
+    """
+    emulate = emulated_from is not None
     wanted = [*device_targets(spec), *([HLO_TARGET] if emulate else [])]
-    for target in wanted:
-        if target in lock.targets:
-            return target
+    locked = [target for target in wanted if target in lock.targets]
+    if emulated_from is not None:
+        locked.sort(key=lambda target: not _has_entries(emulated_from, lock.targets[target]))
+    if locked:
+        return locked[0]
     locked_for = ", ".join(sorted(lock.targets)) or "no target"
     if not emulate and spec.target != "cpu" and HLO_TARGET in lock.targets:
         raise LockError(
@@ -162,6 +172,10 @@ def _target(spec: DeploySpec, lock: Lock, lock_file: Path, emulate: bool) -> str
         f"{', '.join(wanted) or 'none of the targets there are'}",
         hint=compile_command(spec.path, emulate=emulate),
     )
+
+
+def _has_entries(cache: ArtifactCache, target: LockedTarget) -> bool:
+    return all(cache.entry_path(program.key).exists() for program in target.programs)
 
 
 def device_targets(spec: DeploySpec) -> list[str]:

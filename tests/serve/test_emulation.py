@@ -301,6 +301,20 @@ def test_emulation_takes_the_devices_artifacts_where_they_are_locked(plan: Path)
     assert (served.target, served.emulated, served.runs) == ("trn2-lnc2", False, "program")
 
 
+@both_locked
+def test_a_lock_whose_programs_are_elsewhere_is_emulated_from_the_graphs_here(plan: Path) -> None:
+    _, served = resolve(plan)
+    for program in served.locked.programs:
+        served.cache.entry_path(program.key).unlink()
+    _, served = resolve(plan, emulate=True)
+    assert served.target == "hlo"
+    assert len(served.verified_manifests()) == 2
+    shutil.rmtree(served.cache.root)
+    _, served = resolve(plan, emulate=True)
+    assert served.target == "trn2-lnc2"
+    assert refusal(served.verified_manifests).hint == f"nxbucket compile {plan} --emulate"
+
+
 def blobs_of(served: Served, name: str) -> dict[BlobRole, Path]:
     (program,) = [p for p in served.locked.programs if p.name == name]
     return {blob.role: served.cache.blob_path(blob.digest) for blob in program.blobs}
