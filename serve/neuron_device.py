@@ -39,7 +39,7 @@ from nxbucket.serve.neuron_host import (
     package_problem,
 )
 from nxbucket.serve.nrt_errors import loading, running
-from nxbucket.serve.torch_neuron import TorchNeuron
+from nxbucket.serve.torch_neuron import Route, TorchNeuron
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
 
 NeffCheck = Callable[[Path, str, int, ProgramSignature], list[str]]
@@ -56,6 +56,7 @@ class NeuronLoader:
         self._connect = connect or TorchNeuron.imported
         self._check_neff = check_neff or _check_neff_file
         self._neuron: TorchNeuron | None = None
+        self._route: Route | None = None
 
     def check_host(self, manifest: Manifest) -> None:
         """Imports nothing of AWS's: this runs where vLLM has yet to fork."""
@@ -91,7 +92,8 @@ class NeuronLoader:
             )
         if self._neuron is None:
             self._neuron = self._connect(lnc)
-        if self._neuron.route(target) == "Executor":
+        self._route = self._neuron.route(target)
+        if self._route == "Executor":
             with loading(f"{name}: {neff}"):
                 return ExecutorProgram(name, manifest.signature, self._neuron, neff)
         hlo = blobs.get("hlo")
@@ -102,11 +104,12 @@ class NeuronLoader:
             )
 
     def place(self, signature: ProgramSignature, weights: Mapping[str, Tensor]) -> "DeviceMemory":
-        neuron = self._neuron
+        neuron, route = self._neuron, self._route
         assert neuron is not None, "programs are loaded first"
+        assert route is not None
         with loading("KV cache and weights"):
             kv_cache = {n: neuron.to_device(t) for n, t in empty_kv_cache(signature).items()}
-            return DeviceMemory(kv_cache, neuron.parallel_load(weights))
+            return DeviceMemory(kv_cache, neuron.upload(weights, route))
 
     def compiles(self) -> int:
         """None: a NEFF is compiled."""

@@ -8,7 +8,8 @@ NOT VERIFIED on a device. Each call is as public code makes it:
   trace/nxd_model/nxd_model.py.
 - `Executor(neff_path, start_nc, global_rank, world_size)`, `.execute(inputs, outputs)`: a public
   copy of AWS's vllm_neuron, compile/backend.py. An output that is updated in place is the input's
-  tensor itself, put into the list of outputs.
+  tensor itself, put into the list of outputs. Its tensors are on a device that calls itself
+  `neuron`; `privateuseone` is torch's own word for such a device, whatever it was renamed to.
 
 Which of the two: `Executor` is what AWS's plugin of 2026 uses, on trn2 and trn3 only; NxD's
 `SPMDModel` serves trn1, trn1n, inf2 and trn2. So trn3 takes Executor, trn1, trn1n and inf2 take
@@ -100,10 +101,12 @@ class TorchNeuron:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self._device)
 
-    def parallel_load(self, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All weights to the device at once, as SPMDModel takes them."""
-        (loaded,) = self._ops._parallel_load([dict(checkpoint)])
-        return dict(loaded)
+    def upload(self, checkpoint: Mapping[str, Tensor], route: Route) -> dict[str, Tensor]:
+        """All weights to the device: as NxD does it for its class, one by one for the plugin's."""
+        if route == "SPMDModel":
+            (loaded,) = self._ops._parallel_load([dict(checkpoint)])
+            return dict(loaded)
+        return {name: self.to_device(tensor) for name, tensor in checkpoint.items()}
 
     def executor(self, neff: Path) -> Any:
         return self._classes.Executor(str(neff), 0, RANK, NUM_RANKS)

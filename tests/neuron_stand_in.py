@@ -6,7 +6,7 @@ contract between them and the loader.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from nxbucket.compile.hlo.wire import Field, read_message, read_packed
 from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.toolchain import Toolchain
-from nxbucket.serve.torch_neuron import TorchNeuron
+from nxbucket.serve.torch_neuron import Route, TorchNeuron
 
 NEFF = b"not a NEFF, but the graph of one: "
 
@@ -115,10 +115,14 @@ class Device:
 
         class Ops:
             def _parallel_load(self, checkpoints: list[dict[str, Tensor]]) -> Any:
-                device.note("weights")
                 return [{n: t.clone() for n, t in ranked.items()} for ranked in checkpoints]
 
-        return TorchNeuron(Classes(), Ops(), device="cpu")
+        class Noting(TorchNeuron):
+            def upload(self, checkpoint: Mapping[str, Tensor], route: Route) -> dict[str, Tensor]:
+                device.note("weights")
+                return super().upload(checkpoint, route)
+
+        return Noting(Classes(), Ops(), device="cpu")
 
 
 class _Program:
