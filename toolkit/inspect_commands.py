@@ -42,15 +42,21 @@ def inspect(
                 f"no file {file}", hint="nxbucket cache show KEY prints the digests of its blobs"
             )
         with file.open("rb") as f:
-            start = f.read(40)
+            start = f.read(1 << 16)
+        from nxbucket.compile.hlo.module import looks_like_hlo
         from nxbucket.compile.neuron.neff import looks_like_neff
 
         if looks_like_neff(start):
             _inspect_neff(file, as_json)
         elif start.startswith(ZIP):
             _inspect_pt2(file, as_json)
-        else:
+        elif looks_like_hlo(start):
             _inspect_hlo(file, as_json)
+        else:
+            raise UsageError(
+                f"{file} is not an artifact nxbucket knows",
+                hint="give a NEFF or an HLO (of a Neuron target), or a .pt2 (of target cpu)",
+            )
 
 
 def _inspect_hlo(file: Path, as_json: bool) -> None:
