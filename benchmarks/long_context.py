@@ -190,18 +190,19 @@ def run_programs(model_file: Path, num_tokens: int) -> dict[str, Any]:
     """In the child: the bound programs, and nothing of vLLM."""
     import torch
 
+    from nxbucket.compile import padding
     from nxbucket.compile.program import Bucket
-    from nxbucket.serve import padding
     from nxbucket.serve.binding import load_artifacts
+    from nxbucket.serve.loaders import loader_for
     from nxbucket.serve.served import resolve
     from nxbucket.serve.weights import load_weights
 
     torch.set_num_threads(1)
     spec, served = resolve(model_file)
-    artifacts = load_artifacts(served)
+    loader = loader_for(served.target)
+    artifacts = load_artifacts(served, loader)
     weights = load_weights(spec.model_dir, spec.architecture, spec.dtype)
-    kv_cache = {t.name: torch.zeros(t.shape) for t in artifacts.signature.of_role("kv_cache")}
-    artifacts.bind(kv_cache, weights)
+    artifacts.bind(loader.place(artifacts.signature, weights))
     artifacts.smoke(spec.architecture.vocab_size)
     size = spec.block_size
     blocks = torch.arange(1, spec.max_blocks_per_seq + 1)

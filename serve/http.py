@@ -9,6 +9,8 @@ from starlette.datastructures import State
 from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
+from nxbucket.compile.lockfile import LockedProgram
+from nxbucket.compile.manifest import blob_of
 from nxbucket.serve.engine_args import HTTP_PLUGIN
 from nxbucket.serve.served import Served
 
@@ -39,6 +41,7 @@ class BucketsEndpoint:
 def describe(served: Served, executions: dict[str, int]) -> dict[str, Any]:
     return {
         "target": served.target,
+        "emulated": served.emulated,
         "lock": served.lock_file.name,
         "spec_digest": served.lock.spec_digest,
         "num_kv_blocks": served.locked.num_kv_blocks,
@@ -48,12 +51,18 @@ def describe(served: Served, executions: dict[str, int]) -> dict[str, Any]:
                 "phase": program.phase,
                 "size": program.size,
                 "context_len": program.context_len,
-                "digest": program.blobs[0].digest,
+                "digest": _digest(served, program),
                 "executions": executions[program.name],
             }
             for program in served.locked.programs
         ],
     }
+
+
+def _digest(served: Served, program: LockedProgram) -> str | None:
+    """Of what runs: a program, or the graph that is emulated."""
+    blob = blob_of(program.blobs, served.runs)
+    return None if blob is None else blob.digest
 
 
 def plugin() -> BucketsEndpoint:

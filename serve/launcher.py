@@ -17,13 +17,13 @@ from nxbucket.toolkit.refusals import refused_serve_argument
 from nxbucket.toolkit.spec import DeploySpec
 
 
-def serve(path: Path, vllm_args: list[str]) -> None:
+def serve(path: Path, vllm_args: list[str], *, emulate: bool = False) -> None:
     """Blocks until the server ends. `vllm_args` are the user's own, after `--`.
 
     Everything that can be found wrong is found before vLLM is imported, which takes seconds.
     Raises SpecError, LockError, BindError, ModelError, UsageError, EnvironmentProblem.
     """
-    spec, served = resolve(path)
+    spec, served = resolve(path, emulate=emulate)
     refuse_overrides(vllm_args)
     preflight(spec, served)
     with tempfile.TemporaryDirectory(prefix="nxbucket-metrics-") as metrics_dir:

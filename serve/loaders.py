@@ -2,78 +2,36 @@
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nxbucket.compile.host_cpu import LEVEL_FLAGS, host_cpu_flags
-from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.manifest import BlobRole, Manifest
 from nxbucket.compile.signature import ProgramSignature
+from nxbucket.compile.targets import HLO_TARGET, parse_neuron_target
+from nxbucket.serve.executable import Executable, HostMemory, Loader, empty_kv_cache
 from nxbucket.toolkit.errors import BindError
 
 
-@dataclass
-class Executable:
-    """A loaded program. `run` takes the signature's "input" tensors by name; returns the logits.
+class CpuExecutable(Executable[HostMemory]):
+    """`function` takes all of the signature's inputs and updates the KV cache in place."""
 
-    Weights and KV cache are bound once. Every call's inputs are checked against the signature,
-    because AOTInductor's own loader takes any shape and computes nonsense.
-    """
+    def __init__(
+        self, name: str, signature: ProgramSignature, function: Callable[..., Tensor]
+    ) -> None:
+        super().__init__(name, signature)
+        self.function = function
+        self._bound: tuple[Tensor, ...] = ()
 
-    name: str
-    signature: ProgramSignature
-    function: Callable[..., Tensor]
-    bound: tuple[Tensor, ...] = ()
+    def _bind(self, memory: HostMemory) -> None:
+        held = memory.kv_cache | memory.weights
+        self._bound = tuple(held[t.name] for t in self.signature.inputs if t.role != "input")
 
-    def __post_init__(self) -> None:
-        self._inputs = tuple(self.signature.of_role("input"))
-        self._shapes = tuple(
-            (t.name, torch.Size(t.shape), getattr(torch, t.dtype)) for t in self._inputs
-        )
-
-    def bind(self, kv_cache: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-        """Fix the KV cache and the weights. Raises BindError for one that does not fit."""
-        bound = []
-        for spec in self.signature.inputs:
-            if spec.role == "input":
-                continue
-            tensor = (kv_cache if spec.role == "kv_cache" else weights).get(spec.name)
-            if tensor is None:
-                raise BindError(
-                    f"{self.name} takes {spec.name}, which this server does not have",
-                    hint="compile again: nxbucket compile",
-                )
-            wanted = (torch.Size(spec.shape), getattr(torch, spec.dtype))
-            if (tensor.shape, tensor.dtype) != wanted or not tensor.is_contiguous():
-                raise BindError(
-                    f"{self.name} takes {spec.name} as {spec.dtype} {list(spec.shape)}; the server "
-                    f"has {tensor.dtype} {list(tensor.shape)}",
-                    hint="compile again: nxbucket compile",
-                )
-            bound.append(tensor)
-        self.bound = tuple(bound)
-
-    def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        ordered = []
-        for name, shape, dtype in self._shapes:
-            tensor = inputs[name]
-            if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-                raise RuntimeError(
-                    f"{self.name}: {name} is {tensor.dtype} {list(tensor.shape)} with strides "
-                    f"{list(tensor.stride())}, compiled for {dtype} {list(shape)}, contiguous"
-                )
-            ordered.append(tensor)
-        return self.function(*ordered, *self.bound)
-
-
-class Loader(Protocol):
-    def check_host(self, manifest: Manifest) -> None:
-        """Raises BindError if this host cannot run what the manifest describes."""
-
-    def load(self, path: Path, manifest: Manifest) -> Executable: ...
+    def _run(self, inputs: list[Tensor]) -> Tensor:
+        return self.function(*inputs, *self._bound)
 
 
 class CpuLoader:
@@ -90,7 +48,8 @@ class CpuLoader:
         march = manifest.toolchain.get("march", "")
         self._check_flags(manifest, march, LEVEL_FLAGS.get(march, {march}))
 
-    def load(self, path: Path, manifest: Manifest) -> Executable:
+    def load(self, blobs: Mapping[BlobRole, Path], manifest: Manifest) -> CpuExecutable:
+        path = blobs["program"]
         try:
             with tempfile.TemporaryDirectory(prefix="nxbucket-") as folder:
                 # Blobs are named by their digest, and the loader insists on this ending.
@@ -104,7 +63,14 @@ class CpuLoader:
             ) from err
         isa = package.get_metadata().get("AOTI_CPU_ISA", "")
         self._check_flags(manifest, isa, set(isa.lower().split()))
-        return Executable(manifest.program, manifest.signature, package)
+        return CpuExecutable(manifest.program, manifest.signature, package)
+
+    def place(self, signature: ProgramSignature, weights: Mapping[str, Tensor]) -> HostMemory:
+        return HostMemory(empty_kv_cache(signature), weights)
+
+    def compiles(self) -> int:
+        """None: what AOTInductor's packages hold is machine code."""
+        return 0
 
     @staticmethod
     def _check_flags(manifest: Manifest, what: str, needed: set[str]) -> None:
@@ -119,11 +85,21 @@ class CpuLoader:
             )
 
 
-def loader_for(target: str) -> Loader:
+def loader_for(target: str, *, emulate: bool = False) -> Loader[Any]:
     """Raises BindError for a target this build has no loader for."""
+    if emulate:
+        from nxbucket.serve.emulation import EmulatingLoader
+
+        return EmulatingLoader()
     if target.startswith("cpu-"):
         return CpuLoader()
+    if parse_neuron_target(target) is not None:
+        from nxbucket.serve.neuron_device import NeuronLoader
+
+        return NeuronLoader()
     raise BindError(
-        f"artifacts for {target} cannot be loaded yet",
-        hint="target: cpu serves today",
+        f"artifacts for {target} cannot be loaded without emulation"
+        if target == HLO_TARGET
+        else f"artifacts for {target} cannot be loaded by this nxbucket",
+        hint="nxbucket serve --emulate" if target == HLO_TARGET else "nxbucket compile",
     )

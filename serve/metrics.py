@@ -4,7 +4,7 @@ The engine's processes write prometheus_client's multiprocess files (the launche
 PROMETHEUS_MULTIPROC_DIR before anything imports the library); the front end adds them up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch._dynamo.utils
 from prometheus_client import Counter, Gauge, Histogram
@@ -28,7 +28,7 @@ _decode_padding = Histogram(
 _executions = Counter("nxbucket_program_executions", "Executions of a bound program.", ["program"])
 _compiles = Counter(
     "nxbucket_serve_compiles",
-    "Graphs that torch.compile captured or compiled while serving. Anything but 0 is a bug.",
+    "Graphs that torch.compile or XLA compiled while serving. Anything but 0 is a bug.",
 )
 _state = Gauge(
     "nxbucket_scheduler_state",
@@ -46,8 +46,10 @@ _held_back = Gauge(
 class ProgramMetrics:
     """Written by the runner, where a program really ran."""
 
-    def __init__(self) -> None:
-        self._seen = compiles_so_far()
+    def __init__(self, compiles_of_loader: Callable[[], int] = lambda: 0) -> None:
+        """Made when all programs are bound: what is compiled from then on is counted."""
+        self._compiles_of_loader = compiles_of_loader
+        self._seen = self._compiles_so_far()
         _compiles.inc(0)
 
     def ran(self, bucket: Bucket, count: int) -> None:
@@ -58,10 +60,13 @@ class ProgramMetrics:
 
     def _count(self, program: str) -> None:
         _executions.labels(program).inc()
-        now = compiles_so_far()
+        now = self._compiles_so_far()
         if now != self._seen:
             _compiles.inc(now - self._seen)
             self._seen = now
+
+    def _compiles_so_far(self) -> int:
+        return compiles_so_far() + self._compiles_of_loader()
 
 
 def compiles_so_far() -> int:

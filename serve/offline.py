@@ -15,9 +15,11 @@ class Generation:
     finish_reason: str | None
 
 
-def generate(path: Path, prompt: str, max_tokens: int, temperature: float) -> Generation:
+def generate(
+    path: Path, prompt: str, max_tokens: int, temperature: float, *, emulate: bool = False
+) -> Generation:
     """Greedy at temperature 0. Raises what `engine_args` does, and UsageError for a bad prompt."""
-    arguments = engine_args(path)
+    arguments = engine_args(path, emulate=emulate)
     # In this process: a second one would import vLLM again, for one prompt.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     # Standard output is the answer's.

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 class NeuronPlatform(CpuPlatform):
-    """`_enum` stays CPU on purpose: many of vLLM's code paths ask `is_cpu()`."""
+    """`_enum` stays CPU on purpose: many of vLLM's code paths ask `is_cpu()`.
+
+    `device_type` stays "cpu" also on a host with a Neuron device. vLLM's share of a step, batches
+    and the sampler, works on this host's tensors; only programs, their weights and the KV cache are
+    on the device, and that is the loader's affair. NOT VERIFIED with AWS's packages imported.
+    """
 
     simple_compile_backend = "eager"
     """vLLM's sampler has a torch.compile in its logprobs path: with inductor it would compile C++

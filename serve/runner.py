@@ -19,9 +19,11 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import Bucket
-from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts, load_artifacts
+from nxbucket.serve.executable import Loader, Memory
+from nxbucket.serve.loaders import loader_for
 from nxbucket.serve.metrics import ProgramMetrics
 from nxbucket.serve.scheduler_output import NeuronSchedulerOutput
 from nxbucket.serve.served import Served
@@ -35,15 +37,22 @@ class NeuronModelRunner(CPUModelRunner):
     """Runs exactly the programs of the lock; never builds a vLLM model and never compiles."""
 
     artifacts: BoundArtifacts
+    loader: Loader[Any]
+    memory: Memory
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Verify and load programs and weights. They are bound once the KV cache exists."""
         served = Served.from_vllm_config(self.vllm_config)
-        self.artifacts = load_artifacts(served)
+        if served.emulated:
+            logger.warning(
+                "emulating %s on XLA:CPU: correct, not fast; nothing here is a NEFF",
+                served.lock.spec["target"],
+            )
+        self.loader = loader_for(served.target, emulate=served.emulated)
+        self.artifacts = load_artifacts(served, self.loader)
         self.weights = load_weights(
             Path(self.model_config.model), served.architecture, served.dtype
         )
-        self.program_metrics = ProgramMetrics()
         # vLLM asks the model for logits of prompt tokens only, and those are refused at the door
         # (NeuronPlatform.validate_request). Anything else that touches it should fail by name.
         self.model = torch.nn.Module()
@@ -88,10 +97,21 @@ class NeuronModelRunner(CPUModelRunner):
                 f"compiled for {specs[0].shape[0]}",
                 hint="leave --num-gpu-blocks-override and KV memory to the lock",
             )
-        self.kv_cache = {t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in specs}
-        self.kv_caches = list(self.kv_cache.values())
-        self.artifacts.bind(self.kv_cache, self.weights)
+        # `self.kv_caches` stays empty: where keys and values are is the programs' own affair.
+        self.memory = self.loader.place(self.artifacts.signature, self.weights)
+        self.weights = {}  # the memory has them, perhaps as other bytes
+        self.artifacts.bind(self.memory)
         self.artifacts.smoke(self.model_config.get_vocab_size())
+        self.program_metrics = ProgramMetrics(self.loader.compiles)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        """vLLM's own, which copies blocks within `self.kv_caches`: there are none."""
+        copies = scheduler_output.kv_cache_block_copies
+        scheduler_output.kv_cache_block_copies = None
+        correct_states = super()._update_states(scheduler_output)
+        if copies:
+            self.memory.copy_blocks(copies)
+        return correct_states
 
     @torch.no_grad()
     def execute_model(
@@ -197,8 +217,7 @@ class NeuronModelRunner(CPUModelRunner):
         return scheduler_output.phase == "prefill" and bool(self.discard_request_mask.np[0])
 
     def _zero_block_ids(self, block_ids: list[int]) -> None:
-        for cache in self.kv_caches:
-            cache[block_ids] = 0
+        self.memory.fill_blocks(block_ids, 0)
 
     def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a bucket server has no dummy run: only bound programs ever run")

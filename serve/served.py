@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.cache import ArtifactCache, Hit, choose_cache
+from nxbucket.compile.explain import compile_command
 from nxbucket.compile.host_cpu import runnable_targets
 from nxbucket.compile.lockfile import (
     BUCKET_LISTS,
@@ -22,8 +23,9 @@ from nxbucket.compile.lockfile import (
     model_file_of,
     read_lock,
 )
-from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.manifest import BlobRole, Manifest
 from nxbucket.compile.program import kv_bytes_per_token
+from nxbucket.compile.targets import HLO_TARGET, check_emulation, neuron_target
 from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import BindError, LockError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
@@ -31,12 +33,16 @@ from nxbucket.toolkit.spec import DeploySpec, load_spec
 
 @dataclass(frozen=True)
 class Served:
-    """One target of one lock, and where its artifacts are."""
+    """One target of one lock, and where its artifacts are.
+
+    `emulated`: its graphs run on this host's processor, instead of its programs on a device.
+    """
 
     lock_file: Path
     cache: ArtifactCache
     target: str
     lock: Lock
+    emulated: bool = False
 
     @property
     def locked(self) -> LockedTarget:
@@ -45,6 +51,11 @@ class Served:
     @property
     def model_file(self) -> Path:
         return model_file_of(self.lock_file)
+
+    @property
+    def runs(self) -> BlobRole:
+        """Which of an artifact's blobs is loaded."""
+        return "hlo" if self.emulated else "program"
 
     @property
     def dtype(self) -> str:
@@ -79,7 +90,7 @@ class Served:
             raise BindError(
                 f"the cache {self.cache.root} does not hold what {self.lock_file} names: "
                 f"{'; '.join(faults)}",
-                hint=f"nxbucket compile {self.model_file}",
+                hint=compile_command(self.model_file, emulate=self.emulated),
             )
         return manifests
 
@@ -93,6 +104,7 @@ class Served:
                 "lock": str(self.lock_file),
                 "cache": str(self.cache.root),
                 "target": self.target,
+                "emulate": self.emulated,
             },
         }
 
@@ -107,14 +119,16 @@ class Served:
             )
         lock_file = Path(ours["lock"])
         cache = ArtifactCache(Path(ours["cache"]))
-        return cls(lock_file, cache, ours["target"], read_lock(lock_file))
+        emulated = bool(ours.get("emulate"))
+        return cls(lock_file, cache, ours["target"], read_lock(lock_file), emulated)
 
 
-def resolve(path: Path) -> tuple[DeploySpec, Served]:
+def resolve(path: Path, *, emulate: bool = False) -> tuple[DeploySpec, Served]:
     """The model file and what its lock says to serve here. `path` is model.yaml or model.lock.
 
     A hub id is read at the lock's commit. Raises SpecError, LockError (none, malformed, of another
-    model file), BindError, or EnvironmentProblem for a hub that is needed and cannot be reached.
+    model file), BindError, UsageError for emulation of target cpu, or EnvironmentProblem for a hub
+    that is needed and cannot be reached.
     """
     model_file = model_file_of(path) if path.suffix == ".lock" else path
     lock_file = lock_path(model_file.absolute())
@@ -122,20 +136,52 @@ def resolve(path: Path) -> tuple[DeploySpec, Served]:
         model_file,
         lambda model, revision: locked_commit(read_lock(lock_file), lock_file, model, revision),
     )
+    if emulate:
+        check_emulation(spec)
     lock = read_lock(lock_file)
     check_lock(lock, lock_file, spec)
     cache = ArtifactCache(choose_cache(spec.artifacts.cache).root)
-    return spec, Served(lock_file, cache, _target_for_host(lock, lock_file), lock)
+    target = _target(spec, lock, lock_file, cache if emulate else None)
+    return spec, Served(lock_file, cache, target, lock, emulate)
 
 
-def _target_for_host(lock: Lock, lock_file: Path) -> str:
-    """The best of the lock's targets that this host can run."""
-    runnable = runnable_targets()
-    for target in runnable:
-        if target in lock.targets:
-            return target
+def _target(
+    spec: DeploySpec, lock: Lock, lock_file: Path, emulated_from: ArtifactCache | None
+) -> str:
+    """The best of the lock's targets that can be run. Raises LockError if there is none.
+
+    Emulation takes a device's artifacts, which hold the graphs too, or else the graphs alone; what
+    this host's cache has goes first.
+    """
+    emulate = emulated_from is not None
+    wanted = [*device_targets(spec), *([HLO_TARGET] if emulate else [])]
+    locked = [target for target in wanted if target in lock.targets]
+    if emulated_from is not None:
+        locked.sort(key=lambda target: not _has_entries(emulated_from, lock.targets[target]))
+    if locked:
+        return locked[0]
+    locked_for = ", ".join(sorted(lock.targets)) or "no target"
+    if not emulate and spec.target != "cpu" and HLO_TARGET in lock.targets:
+        raise LockError(
+            f"{lock_file}: locked for {locked_for}, the graphs without a program; a device of "
+            f"{spec.target} runs {', '.join(wanted)}",
+            hint=f"nxbucket serve {spec.path} --emulate, or {compile_command(spec.path)}",
+        )
+    host = "--emulate" if emulate else "this host" if spec.target == "cpu" else spec.target
     raise LockError(
-        f"{lock_file}: locked for {', '.join(sorted(lock.targets)) or 'no target'}; this host runs "
-        f"{', '.join(runnable) or 'none of the targets there are'}",
-        hint=f"nxbucket compile {model_file_of(lock_file)}",
+        f"{lock_file}: locked for {locked_for}; {host} runs "
+        f"{', '.join(wanted) or 'none of the targets there are'}",
+        hint=compile_command(spec.path, emulate=emulate),
     )
+
+
+def _has_entries(cache: ArtifactCache, target: LockedTarget) -> bool:
+    return all(cache.entry_path(program.key).exists() for program in target.programs)
+
+
+def device_targets(spec: DeploySpec) -> list[str]:
+    """What runs without emulation, the best first. A Neuron target's has to have its device."""
+    if spec.target == "cpu":
+        return runnable_targets()
+    assert spec.compiler.lnc is not None
+    return [neuron_target(spec.target, spec.compiler.lnc)]

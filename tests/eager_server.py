@@ -1,6 +1,6 @@
 """A server in a few lines: bucket programs run eagerly on a paged KV cache of their own.
 
-It pads with `serve.padding` and chooses with `serve.binding`, as the real runner does, and is
+It pads with `compile.padding` and chooses with `serve.binding`, as the real runner does, and is
 nastier than vLLM: blocks are handed out in random order, block tables end in stale block numbers,
 and every slot no token of ours was written to is filled with `filler` before every step.
 """
@@ -8,15 +8,17 @@ and every slot no token of ours was written to is filled with `filler` before ev
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import Bucket, BucketProgram, Phase
 from nxbucket.compile.programs.families import program_module
-from nxbucket.serve import padding
 from nxbucket.serve.binding import BoundArtifacts
-from nxbucket.serve.loaders import Executable
+from nxbucket.serve.executable import Executable, HostMemory, Memory
+from nxbucket.serve.loaders import CpuExecutable
 from nxbucket.toolkit.architecture import Architecture
 
 
@@ -64,12 +66,13 @@ class Shapes:
         return prefills + [program("decode", n, c) for n in self.decode for c in contexts]
 
 
-def eager(program: BucketProgram) -> Executable:
-    return Executable(program.name, program.signature, program_module(program))
+def eager(program: BucketProgram) -> CpuExecutable:
+    return CpuExecutable(program.name, program.signature, program_module(program))
 
 
 class EagerServer:
-    """`filler` stands in every slot that holds no token; None leaves what is there."""
+    """`filler` stands in every slot that holds no token; None leaves what is there, as it must
+    where `memory` keeps no cache in the tensors it is given."""
 
     def __init__(
         self,
@@ -80,7 +83,8 @@ class EagerServer:
         dtype: str = "float32",
         filler: float | None = float("nan"),
         seed: int = 0,
-        load: Callable[[BucketProgram], Executable] = eager,
+        load: Callable[[BucketProgram], Executable[Any]] = eager,
+        memory: Callable[[dict[str, Tensor], dict[str, Tensor]], Memory] = HostMemory,
     ) -> None:
         self.shapes = shapes or Shapes()
         self.filler = filler
@@ -90,7 +94,7 @@ class EagerServer:
             t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype))
             for t in self.artifacts.signature.of_role("kv_cache")
         }
-        self.artifacts.bind(self.kv_cache, weights)
+        self.artifacts.bind(memory(self.kv_cache, weights))
         self._random = random.Random(seed)
         self._free = list(range(1, self.shapes.num_kv_blocks))
         self._random.shuffle(self._free)

@@ -53,11 +53,16 @@ class Server:
 
 @contextlib.contextmanager
 def nxbucket_serve(
-    model_file: Path, log_path: Path, *vllm_args: str, env: Mapping[str, str] | None = None
+    model_file: Path,
+    log_path: Path,
+    *vllm_args: str,
+    env: Mapping[str, str] | None = None,
+    emulate: bool = False,
 ) -> Iterator[Server]:
     """`nxbucket serve` on a free port, up to its first /health; SIGTERM at the end."""
     port = free_port()
-    command = [NXBUCKET, "serve", str(model_file), "--", "--port", str(port), *vllm_args]
+    ours = ["serve", str(model_file), *(["--emulate"] if emulate else [])]
+    command = [NXBUCKET, *ours, "--", "--port", str(port), *vllm_args]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}

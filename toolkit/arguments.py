@@ -17,6 +17,14 @@ ModelFile = Annotated[
         show_default=False,
     ),
 ]
+Emulate = Annotated[
+    bool,
+    typer.Option(
+        "--emulate",
+        help="Of a Neuron target, the graphs that neuronx-cc would be given, run on this host's "
+        "processor: correct, not fast.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 Remote = Annotated[

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, Remote, examples, model_file
+from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, Remote, examples, model_file
 from nxbucket.toolkit.errors import CompileError, UsageError
 from nxbucket.toolkit.plan_commands import print_plan_of
 from nxbucket.toolkit.store_commands import remote_of
@@ -24,6 +24,7 @@ app = typer.Typer(rich_markup_mode=None)
         "nxbucket compile --dry-run",
         "nxbucket compile model.yaml",
         "nxbucket compile model.yaml --jobs 4 --timeout-s 3600 --json",
+        "nxbucket compile model.yaml --emulate",
     )
 )
 def compile(
@@ -78,6 +79,7 @@ def compile(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `nxbucket plan` does, and stop.")
     ] = False,
+    emulate: Emulate = False,
     as_json: Json = False,
 ) -> None:
     """Compile one program for each entry of both bucket lists, and write the lock file.
@@ -86,7 +88,7 @@ def compile(
     stay, and the same command goes on where it stopped.
     """
     if dry_run:
-        print_plan_of(model_yaml, as_json)
+        print_plan_of(model_yaml, as_json, emulate=emulate)
         return
     with output.errors_as_json(as_json):
         from nxbucket.compile.build import build, gather
@@ -109,7 +111,7 @@ def compile(
             output.print_note(f"{spec.model} at commit {spec.model_commit}")
         _check_checkpoint(spec)
         choice = choose_cache(spec.artifacts.cache)
-        cache, compiler = ArtifactCache(choice.root), compiler_for(spec)
+        cache, compiler = ArtifactCache(choice.root), compiler_for(spec, emulate=emulate)
         output.print_note(f"cache {choice.root} ({choice.origin})")
         store = None if offline else remote_of(spec, remote)
         if push and store is None:
@@ -158,6 +160,9 @@ def _print_report(
     if as_json:
         output.print_json(_report_json(report, spec, choice, wall_s))
         return
+    from nxbucket.compile.explain import compile_command
+    from nxbucket.compile.targets import HLO_TARGET
+
     rows = [("program", "status", "seconds", "bytes", "key")]
     for o in report.outcomes:
         size = str(o.manifest.size_bytes) if o.manifest else "-"
@@ -171,11 +176,12 @@ def _print_report(
         if o.hint is not None:
             output.print_hint(f"{o.name}: {o.hint}")
     if report.failed:
+        again = compile_command(spec.path, emulate=report.toolchain.target == HLO_TARGET)
         output.print_error(
             CompileError(
                 f"{len(report.failed)} of {len(report.outcomes)} programs did not compile; "
                 f"{report.lock_file} is as it was",
-                hint=f"mend what the logs say; `nxbucket compile {spec.path}` builds only these",
+                hint=f"mend what the logs say; `{again}` builds only these",
             )
         )
         return

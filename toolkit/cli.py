@@ -15,6 +15,7 @@ import typer
 from nxbucket.toolkit import (
     artifact_commands,
     cache_commands,
+    hlo_commands,
     inspect_commands,
     output,
     plan_commands,
@@ -53,8 +54,9 @@ app = typer.Typer(
 
 app.add_typer(artifact_commands.app)
 app.add_typer(cache_commands.app, name="cache")
-app.add_typer(inspect_commands.app)
 app.add_typer(plan_commands.app)
+app.add_typer(hlo_commands.app)
+app.add_typer(inspect_commands.app)
 app.add_typer(serving_commands.app)
 app.add_typer(setup_commands.app)
 app.add_typer(store_commands.app)

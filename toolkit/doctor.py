@@ -25,7 +25,7 @@ from nxbucket.serve.engine_args import VLLM_PACKAGES, VLLM_RELEASE
 from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
 from nxbucket.toolkit.environment import unknown_variables
-from nxbucket.toolkit.errors import EnvironmentProblem, NxbucketError, SpecError
+from nxbucket.toolkit.errors import EnvironmentProblem, LockError, NxbucketError, SpecError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
 PYTHON = ((3, 11), (3, 12))
@@ -96,12 +96,17 @@ def examine(model_file: Path | None) -> list[Check]:
         checks = [_unneeded(c, CXX) for c in checks] + neuron_checks(spec, environ)
     checks += _checked("cache", lambda: check_cache(_cache_of(spec)))
     if spec is not None:
+        is_neuron = spec.target != "cpu"
+        if is_neuron:
+            from nxbucket.toolkit.doctor_device import device_checks
+
+            checks += device_checks(spec)
         checked, served = check_lock(spec.path)
         checks.append(checked)
         if checked.status is Status.OK:
             # All is compiled: a host that serves needs no compiler.
             checks = [_unneeded(c, CXX, NEURONX_CC) for c in checks]
-        if served is not None:
+        if served is not None and (served.emulated or not is_neuron):
             checks.append(check_memory(served, available_memory()))
     return checks
 
@@ -231,8 +236,11 @@ def check_plugins(names: Iterable[str]) -> Check:
         message = "nxbucket's platform is not registered with vLLM"
         return Check("vllm plugins", Status.FAIL, message, INSTALL, missing=True)
     if others:
-        message = f"other platforms are installed: {', '.join(others)}; vLLM takes one only"
-        mend = f"if `nxbucket serve` names another platform: pip uninstall what brings {others[0]}"
+        message = (
+            f"other platforms are installed: {', '.join(others)}; vLLM takes one only, and "
+            "nxbucket keeps these off in its servers"
+        )
+        mend = f"if something else turns one on (it is in VLLM_PLUGINS): pip uninstall {others[0]}"
         return Check("vllm plugins", Status.WARN, message, mend)
     return Check("vllm plugins", Status.OK, "nxbucket is the only platform plugin")
 
@@ -308,7 +316,7 @@ def check_lock(model_file: Path) -> tuple[Check, Served | None]:
         message = f"no {lock_file.name} yet: nothing is compiled for {model_file.name}"
         return Check(name, Status.WARN, message, compile_it), None
     try:
-        _, served = resolve(model_file)
+        _, served = _resolve(model_file)
     except NxbucketError as err:
         return Check(name, Status.FAIL, err.message, err.hint), None
     try:
@@ -316,7 +324,21 @@ def check_lock(model_file: Path) -> tuple[Check, Served | None]:
     except NxbucketError as err:
         return Check(name, Status.FAIL, err.message, err.hint), served
     message = f"{lock_file}: {len(manifests)} programs for {served.target}, all in the cache"
+    if served.emulated:
+        message += "; only --emulate serves them"
     return Check(name, Status.OK, message), served
+
+
+def _resolve(model_file: Path) -> tuple[DeploySpec, Served]:
+    """As a server without `--emulate` would, or else as one with it."""
+    try:
+        return resolve(model_file)
+    except LockError:
+        try:
+            return resolve(model_file, emulate=True)
+        except NxbucketError:
+            pass
+        raise
 
 
 def check_memory(served: Served, available: int | None) -> Check:

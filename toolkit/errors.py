@@ -11,6 +11,7 @@
     ├── ArtifactError                 a file that is no whole artifact
     ├── LockError                     model.lock
     ├── CompileError                  one or more programs did not compile
+    ├── HloError                      a file is no HloModuleProto
     └── BindError                     an artifact and the server do not fit each other
 
 Library code raises these; only `cli.main` prints them. Each carries what is wrong, and `hint`: the
@@ -82,6 +83,10 @@ class LockError(NxbucketError):
 
 class CompileError(NxbucketError):
     code = "compile"
+
+
+class HloError(NxbucketError):
+    code = "hlo"
 
 
 class BindError(NxbucketError):

@@ -22,7 +22,9 @@ ANOTHER = "nxbucket compile makes it again; nxbucket cache verify finds the dama
 
 
 @app.command(
-    epilog=examples("nxbucket inspect program.neff", "nxbucket inspect program.neff --json")
+    epilog=examples(
+        "nxbucket inspect program.neff", "nxbucket inspect program.hlo --json | jq .opcodes"
+    )
 )
 def inspect(
     file: Annotated[
@@ -32,7 +34,7 @@ def inspect(
 ) -> None:
     """Print what a compiled file says of itself: what it is for, its parts, its tensors.
 
-    Exit 1 for a file that is damaged.
+    Exit 1 for a file that is damaged, and for an HLO that breaks a rule of Neuron's compiler.
     """
     with output.errors_as_json(as_json):
         if not file.is_file():
@@ -40,22 +42,34 @@ def inspect(
                 f"no file {file}", hint="nxbucket cache show KEY prints the digests of its blobs"
             )
         with file.open("rb") as f:
-            start = f.read(40)
+            start = f.read(1 << 16)
+        from nxbucket.compile.hlo.module import looks_like_hlo
         from nxbucket.compile.neuron.neff import looks_like_neff
 
         if looks_like_neff(start):
             _inspect_neff(file, as_json)
         elif start.startswith(ZIP):
             _inspect_pt2(file, as_json)
-        else:
+        elif looks_like_hlo(start):
             _inspect_hlo(file, as_json)
+        else:
+            raise UsageError(
+                f"{file} is not an artifact nxbucket knows",
+                hint="give a NEFF or an HLO (of a Neuron target), or a .pt2 (of target cpu)",
+            )
 
 
 def _inspect_hlo(file: Path, as_json: bool) -> None:
-    raise UsageError(
-        f"{file} is not an artifact nxbucket knows",
-        hint="give a NEFF (of a Neuron target) or a .pt2 (of target cpu)",
-    )
+    """Exit 1 also for a module that breaks a rule of docs/hlo.md."""
+    from nxbucket.toolkit.inspect_report import describe_hlo, print_hlo
+
+    described = describe_hlo(file)
+    if as_json:
+        output.print_json(described)
+    else:
+        print_hlo(described)
+    if not described["ok"]:
+        raise typer.Exit(ArtifactError.exit_code)
 
 
 def _inspect_neff(file: Path, as_json: bool) -> None:

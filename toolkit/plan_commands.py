@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
+from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, examples, model_file
 from nxbucket.toolkit.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
@@ -16,17 +16,17 @@ PROGRAM_NAME = re.compile(r"(prefill|decode)_\w+")
 
 
 @app.command(epilog=examples("nxbucket plan", "nxbucket plan model.yaml --json"))
-def plan(model_yaml: ModelFile = None, as_json: Json = False) -> None:
+def plan(model_yaml: ModelFile = None, emulate: Emulate = False, as_json: Json = False) -> None:
     """Print every program with its key, cost and state, and what serving will need.
 
     Nothing is compiled. FLOPs are those of one execution, attention over the padded context
     included. Bytes are those of one rank. A compile time is the recorded one of a hit, or, with ~,
     an estimate.
     """
-    print_plan_of(model_yaml, as_json)
+    print_plan_of(model_yaml, as_json, emulate=emulate)
 
 
-def print_plan_of(model_yaml: Path | None, as_json: bool) -> None:
+def print_plan_of(model_yaml: Path | None, as_json: bool, *, emulate: bool) -> None:
     """Also what `compile --dry-run` prints."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import ArtifactCache, choose_cache
@@ -36,7 +36,8 @@ def print_plan_of(model_yaml: Path | None, as_json: bool) -> None:
 
         spec = load_spec(model_file(model_yaml))
         choice = choose_cache(spec.artifacts.cache)
-        report = make_plan_report(spec, ArtifactCache(choice.root), choice, compiler_for(spec))
+        compiler = compiler_for(spec, emulate=emulate)
+        report = make_plan_report(spec, ArtifactCache(choice.root), choice, compiler)
         for note in spec.notes:
             output.print_note(note)
         output.print_note(f"cache {choice.root} ({choice.origin})")
@@ -58,6 +59,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    emulate: Emulate = False,
     as_json: Json = False,
 ) -> None:
     """Say why a program is not in the cache: the inputs that differ from the nearest entry's.
@@ -81,7 +83,7 @@ def explain(
         spec = load_spec(model_file(given))
         choice = choose_cache(spec.artifacts.cache)
         cache = ArtifactCache(choice.root)
-        planned = plan(spec, cache, compiler_for(spec))
+        planned = plan(spec, cache, compiler_for(spec, emulate=emulate))
         known = [p.name for p in planned.programs]
         for name in names:
             if name not in known:

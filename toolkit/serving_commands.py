@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_or_lock_file
+from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, examples, model_or_lock_file
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -15,9 +15,10 @@ app = typer.Typer(rich_markup_mode=None)
     epilog=examples(
         "nxbucket serve",
         "nxbucket serve model.yaml -- --port 8000 --api-key secret",
+        "nxbucket serve model.yaml --emulate",
     )
 )
-def serve(context: typer.Context, model_yaml: ModelFile = None) -> None:
+def serve(context: typer.Context, model_yaml: ModelFile = None, emulate: Emulate = False) -> None:
     """Start vLLM's OpenAI server, bound to the artifacts that model.lock names.
 
     It never compiles. The weights of a hub id are fetched at the commit that the lock names. What
@@ -25,7 +26,7 @@ def serve(context: typer.Context, model_yaml: ModelFile = None) -> None:
     """
     from nxbucket.serve.launcher import serve as serve_lock
 
-    serve_lock(model_or_lock_file(model_yaml), context.obj or [])
+    serve_lock(model_or_lock_file(model_yaml), context.obj or [], emulate=emulate)
 
 
 @app.command(
@@ -41,13 +42,15 @@ def generate(
         int, typer.Option("--max-tokens", min=1, help="Stop after this many tokens.")
     ] = 64,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 0.0,
+    emulate: Emulate = False,
     as_json: Json = False,
 ) -> None:
     """Continue one prompt with the programs that model.lock names, without a server."""
     with output.errors_as_json(as_json):
         from nxbucket.serve.offline import generate as generate_text
 
-        result = generate_text(model_or_lock_file(model_yaml), prompt, max_tokens, temperature)
+        file = model_or_lock_file(model_yaml)
+        result = generate_text(file, prompt, max_tokens, temperature, emulate=emulate)
         if as_json:
             output.print_json({"ok": True, **asdict(result)})
         else:

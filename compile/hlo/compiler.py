@@ -9,6 +9,7 @@ from pathlib import Path
 from nxbucket.compile.compiler import Lowered
 from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.targets import HLO_TARGET
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import EnvironmentProblem
 
@@ -23,7 +24,7 @@ class HloCompiler:
     """What every Neuron compiler would be given, whatever its target."""
 
     def toolchain(self) -> Toolchain:
-        return Toolchain("hlo", {"compiler": "none", "ir": "hlo"}, lowering_versions())
+        return Toolchain(HLO_TARGET, {"compiler": "none", "ir": "hlo"}, lowering_versions())
 
     def lower(self, program: BucketProgram) -> Lowered:
         return lower_to_hlo(program)
@@ -35,11 +36,14 @@ class HloCompiler:
 def lower_to_hlo(program: BucketProgram) -> Lowered:
     """`graph` and `payload` are both the canonical bytes of an HloModuleProto.
 
-    Raises CompileError for an operator that has no rule.
+    Raises CompileError for an operator that has no rule, and for what a rule of lint.py refuses.
     """
+    from nxbucket.compile.hlo.lint import lint, refuse_errors
     from nxbucket.compile.hlo.lowering import lower
+    from nxbucket.compile.hlo.module import read_module
 
     module = lower(program)
+    refuse_errors(program.name, lint(read_module(module), program.signature))
     return Lowered(graph=module, payload=module)
 
 

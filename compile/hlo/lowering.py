@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from nxbucket.compile.hlo.canonical import canonical_module
-from nxbucket.compile.hlo.operators import DTYPES, RULES, times_transposed
+from nxbucket.compile.hlo.operators import DTYPES, RULES, put_slots, times_transposed
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.programs.families import program_module
 from nxbucket.compile.signature import ProgramSignature
@@ -65,6 +65,8 @@ def decomposed(traced: ExportedProgram) -> ExportedProgram:
     """In core ATen operators, updates of inputs as outputs."""
     exported: ExportedProgram = traced.run_decompositions()
     _fold_transposes(exported.graph_module.graph)
+    _fold_slots(exported.graph_module.graph)
+    exported.graph_module.graph.eliminate_dead_code()
     return exported
 
 
@@ -77,7 +79,33 @@ def _fold_transposes(graph: torch.fx.Graph) -> None:
                 product = graph.call_function(times_transposed, (x, turned.args[0]))
             product.meta = n.meta
             n.replace_all_uses_with(product)
-    graph.eliminate_dead_code()
+
+
+def _fold_slots(graph: torch.fx.Graph) -> None:
+    """cache[slot // block_size, slot % block_size] = rows, by slot: without an integer division,
+    of which no page says that Neuron does it exactly."""
+    for n in list(graph.find_nodes(op="call_function", target=torch.ops.aten.index_put.default)):
+        cache, indices, rows, *_ = n.args
+        slots = _slots_of(indices, cache.meta["val"].shape[1])
+        if slots is not None:
+            with graph.inserting_before(n):
+                written = graph.call_function(put_slots, (cache, slots, rows))
+            written.meta = n.meta
+            n.replace_all_uses_with(written)
+
+
+def _slots_of(indices: Any, block_size: int) -> torch.fx.Node | None:
+    """`slots` of [slots // block_size, slots % block_size]."""
+    if len(indices) != 2:
+        return None
+    block, offset = indices
+    floored = block.target is torch.ops.aten.div.Tensor_mode and block.kwargs == {
+        "rounding_mode": "floor"
+    }
+    remains = offset.target is torch.ops.aten.remainder.Scalar
+    slots: torch.fx.Node = block.args[0]
+    same = floored and remains and block.args == offset.args == (slots, block_size)
+    return slots if same else None
 
 
 def _as_function(exported: ExportedProgram, signature: ProgramSignature) -> Callable[..., Any]:

@@ -315,6 +315,17 @@ def _index(x: Array, indices: Sequence[Array | None], *, out: torch.Tensor) -> A
     return _take(x, index, axis)
 
 
+def put_slots(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """cache [blocks, block_size, ...], its first two axes one: rows at `slots`."""
+    return cache.flatten(0, 1).index_put((slots,), rows).view_as(cache)
+
+
+@rule(put_slots)
+def _put_slots(cache: Array, slots: Array, rows: Array, *, out: torch.Tensor) -> Array:
+    flat = lax.reshape(cache, (cache.shape[0] * cache.shape[1], *cache.shape[2:]))
+    return lax.reshape(_put_rows(flat, slots, rows), cache.shape)
+
+
 @rule(aten.index_put.default)
 def _index_put(
     x: Array,
@@ -327,7 +338,10 @@ def _index_put(
     """Rows of `x` replaced. Padding rows share the scratch slot: any of them may win there."""
     if accumulate or len(indices) != 1:
         raise NotImplementedError("index_put that adds, or by more than one tensor")
-    (index,) = indices
+    return _put_rows(x, indices[0], values)
+
+
+def _put_rows(x: Array, index: Array, values: Array) -> Array:
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(1, x.ndim)),
         inserted_window_dims=(0,),

@@ -4,7 +4,7 @@ Source: protobuf.dev, "Encoding". A message is a list of fields in the order the
 is not touched comes out byte for byte as it was.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -24,7 +24,11 @@ class Field(NamedTuple):
 
 def read_message(payload: bytes) -> list[Field]:
     """Raises WireError for bytes that are no message."""
-    fields = []
+    return list(iter_fields(payload))
+
+
+def iter_fields(payload: bytes) -> Iterator[Field]:
+    """The fields one by one: a reader of bytes it does not trust keeps only what it knows."""
     at = 0
     while at < len(payload):
         tag, at = _read_varint(payload, at)
@@ -39,8 +43,7 @@ def read_message(payload: bytes) -> list[Field]:
             value, at = payload[at : at + size], at + size
         if number == 0:
             raise WireError("a field has number 0")
-        fields.append(Field(number, wire_type, value))
-    return fields
+        yield Field(number, wire_type, value)
 
 
 def write_message(fields: Iterable[Field]) -> bytes:

@@ -14,12 +14,15 @@ from nxbucket.compile.programs import segments
 
 
 def write_kv(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> None:
-    """Row i becomes slot `slot_mapping[i]` of the cache, in place: no division, on any device.
+    """cache[slot // block_size, slot % block_size] = rows, in place.
 
     cache [num_blocks, block_size, kv_heads, head_dim]; rows [n, kv_heads, head_dim];
-    slot_mapping int32 [n], each a valid slot (padding rows: SCRATCH_SLOT).
+    slot_mapping int32 [n], each a valid slot (padding rows: SCRATCH_SLOT). Not through a flat view
+    of the cache: with a loop in the graph (segments.py), AOTInductor 2.13 makes code of that which
+    crashes. The HLO has it flat (hlo/lowering.py).
     """
-    cache.flatten(0, 1).index_put_((slot_mapping,), rows)
+    block_size = cache.shape[1]
+    cache.index_put_((slot_mapping // block_size, slot_mapping % block_size), rows)
 
 
 def prefill_attention(

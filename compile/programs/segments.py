@@ -58,7 +58,9 @@ def attend(
     surplus = num_segments * segment_blocks - block_table.shape[1]
     table = F.pad(block_table, (0, surplus), value=NULL_BLOCK)
     table = table.view(batch, num_segments, segment_blocks)
-    scaled = query.float() * head_dim**-0.5
+    # With one query head per KV head the query is a view, and the loop's values would take its
+    # strides over, which its body does not keep.
+    scaled = query.contiguous().float() * head_dim**-0.5
     first = torch.zeros_like(last) if window is None else last - (window - 1)
     context = (keys, values, table, end, end.max())
     row_bytes = 4 * batch * kv_heads * segment_blocks * keys.shape[1]

@@ -1,4 +1,4 @@
-"""One engine in this process, looked at from inside: MODEL_YAML OUT.json.
+"""One engine in this process, looked at from inside: MODEL_YAML OUT.json [--emulate].
 
 Runs the same requests plainly, with NaN in every block that nobody owns, and with everything
 preempted halfway, and records each shape that reaches an executable.
@@ -18,10 +18,10 @@ os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
 BUCKETS = {"prefill": (32, 64, 128), "decode": (1, 2, 4)}
 
 
-def main(model_file: str, out_file: str) -> None:
+def main(model_file: str, out_file: str, *options: str) -> None:
     from nxbucket.serve.engine_args import engine_args
 
-    arguments = engine_args(model_file)
+    arguments = engine_args(model_file, emulate="--emulate" in options)
     arguments["enable_prefix_caching"] = False  # a cached block is owned by nobody, yet in use
     from vllm import LLM, SamplingParams
 
@@ -30,8 +30,10 @@ def main(model_file: str, out_file: str) -> None:
     core = engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
     scheduler = core.scheduler
+    num_blocks = next(runner.artifacts.signature.of_role("kv_cache")).shape[0]
     calls = record_calls(runner)
     steps = record_steps(runner)
+    compiled_at_start = runner.loader.compiles()
 
     rng = random.Random(3)
     text = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz ", k=4000))
@@ -75,9 +77,7 @@ def main(model_file: str, out_file: str) -> None:
             for group in scheduler.kv_cache_manager.get_block_ids(request)
             for block in group
         }
-        for cache in runner.kv_caches:
-            for block in set(range(cache.shape[0])) - owned:
-                cache[block] = float("nan")
+        runner.memory.fill_blocks(sorted(set(range(num_blocks)) - owned), float("nan"))
 
     poisoned = run(poison)
 
@@ -105,26 +105,27 @@ def main(model_file: str, out_file: str) -> None:
                     for e in runner.artifacts.executables.values()
                 },
                 "compiles": compiles(),
+                "compiles_of_loader": runner.loader.compiles() - compiled_at_start,
+                "jax": "jax" in sys.modules,
             }
         )
     )
 
 
 def record_calls(runner: Any) -> set[tuple[str, str]]:
-    """Every distinct (program, input shapes) that reaches an executable's compiled function."""
+    """Every distinct (program, input shapes) that reaches an executable, its own checks passed."""
     seen = set()
     for executable in runner.artifacts.executables.values():
 
         def recording(
-            *tensors: Any,
+            inputs: list[Any],
             _name: str = executable.name,
-            _function: Callable[..., Any] = executable.function,
+            _run: Callable[..., Any] = executable._run,
         ) -> Any:
-            inputs = tensors[: 6 if _name.startswith("prefill") else 5]
             seen.add((_name, json.dumps([list(t.shape) for t in inputs])))
-            return _function(*tensors)
+            return _run(inputs)
 
-        executable.function = recording
+        executable._run = recording
     return seen
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from torch import Tensor
 from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.lockfile import Lock, LockedProgram, LockedTarget
-from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.manifest import BlobRole, Manifest
 from nxbucket.compile.program import Bucket, BucketProgram
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.compile.toolchain import Toolchain
-from nxbucket.serve import binding
 from nxbucket.serve.binding import BoundArtifacts, load_artifacts
-from nxbucket.serve.loaders import Executable
+from nxbucket.serve.executable import HostMemory
+from nxbucket.serve.loaders import CpuExecutable, CpuLoader
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import BindError
@@ -50,7 +50,7 @@ TARGET = "cpu-x86-64-v3"
 
 def bound(
     weights: dict[str, Tensor] | None = None,
-    load: Callable[[BucketProgram], Executable] = eager,
+    load: Callable[[BucketProgram], CpuExecutable] = eager,
     dtype: str = "float32",
 ) -> tuple[BoundArtifacts, dict[str, Tensor]]:
     """Programs bound to a KV cache of random numbers, and that cache."""
@@ -62,7 +62,7 @@ def bound(
         )
         for t in artifacts.signature.of_role("kv_cache")
     }
-    artifacts.bind(kv_cache, weights or random_weights(dtype))
+    artifacts.bind(HostMemory(kv_cache, weights or random_weights(dtype)))
     return artifacts, kv_cache
 
 
@@ -147,7 +147,7 @@ def test_smoke_runs_cover_programs_of_every_context_and_segment() -> None:
     shapes = dataclasses.replace(SHAPES, contexts=(4, 12), segment=8)
     ran: list[str] = []
 
-    def load(program: BucketProgram) -> Executable:
+    def load(program: BucketProgram) -> CpuExecutable:
         executable = eager(program)
         function = executable.function
 
@@ -163,7 +163,7 @@ def test_smoke_runs_cover_programs_of_every_context_and_segment() -> None:
     kv_cache = {
         t.name: torch.full(t.shape, float("nan")) for t in artifacts.signature.of_role("kv_cache")
     }
-    artifacts.bind(kv_cache, random_weights())
+    artifacts.bind(HostMemory(kv_cache, random_weights()))
     artifacts.smoke(ARCHITECTURE.vocab_size)
     assert ran == [p.name for p in programs]
     assert "decode_b2_ctx12" in ran
@@ -240,7 +240,7 @@ def test_one_program_with_a_wrong_output_is_named(
 ) -> None:
     wrong = "decode_b2" if phase == "decode" else "prefill_s8"
 
-    def load(program: BucketProgram) -> Executable:
+    def load(program: BucketProgram) -> CpuExecutable:
         executable = eager(program)
         if (program.phase, program.name[-1]) == (
             phase,
@@ -258,15 +258,15 @@ def test_one_program_with_a_wrong_output_is_named(
 # A lock's artifacts
 
 
-class EagerLoader:
+class EagerLoader(CpuLoader):
     """A loader that runs programs eagerly; a blob holds nothing but the program's name."""
 
     def check_host(self, manifest: Manifest) -> None:
         if manifest.toolchain["march"] != "x86-64-v3":
             raise BindError(f"{manifest.program}: another host", hint="-")
 
-    def load(self, path: Path, manifest: Manifest) -> Executable:
-        [program] = [p for p in PROGRAMS if p.name == path.read_text()]
+    def load(self, blobs: Mapping[BlobRole, Path], manifest: Manifest) -> CpuExecutable:
+        [program] = [p for p in PROGRAMS if p.name == blobs["program"].read_text()]
         assert program.name == manifest.program
         return eager(program)
 
@@ -314,14 +314,9 @@ def published(tmp_path: Path, march: str = "x86-64-v3") -> Served:
     return Served(tmp_path / "model.lock", cache, TARGET, lock)
 
 
-@pytest.fixture(autouse=True)
-def eager_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "loader_for", lambda target: EagerLoader())
-
-
 def refusal(served: Served) -> BindError:
     with pytest.raises(BindError) as caught:
-        load_artifacts(served)
+        load_artifacts(served, EagerLoader())
     return caught.value
 
 
@@ -358,7 +353,7 @@ def test_a_program_under_another_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_program_of_the_lock_is_loaded(tmp_path: Path) -> None:
-    artifacts = load_artifacts(published(tmp_path))
+    artifacts = load_artifacts(published(tmp_path), EagerLoader())
     assert list(artifacts.executables) == [p.bucket for p in PROGRAMS]
     assert artifacts.signature == PROGRAMS[0].signature
 

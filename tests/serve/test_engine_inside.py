@@ -1,7 +1,6 @@
 """An engine from inside: what reaches the programs, what they read, what a preemption changes."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +9,18 @@ from servers import run_script
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["example", "emulated_example"])
 def inside(
-    example: Path, artifact_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    artifact_env: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
+    """On target cpu, and with a Neuron target's graphs on XLA:CPU."""
     out = tmp_path_factory.mktemp("inside") / "out.json"
-    run_script("in_process.py", str(example), str(out), env=artifact_env)
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
+    emulate = ["--emulate"] if request.param == "emulated_example" else []
+    model_file = request.getfixturevalue(request.param)
+    run_script("in_process.py", str(model_file), str(out), *emulate, env=artifact_env)
+    return {**json.loads(out.read_text()), "emulated": bool(emulate)}
 
 
 def test_every_shape_that_reaches_an_executable_is_a_bound_programs(inside: dict[str, Any]) -> None:
@@ -45,3 +48,11 @@ def test_a_forced_preemption_of_everything_changes_no_token(inside: dict[str, An
 
 def test_neither_dynamo_nor_inductor_did_anything(inside: dict[str, Any]) -> None:
     assert inside["compiles"] == {}
+
+
+def test_xla_compiled_nothing_once_the_programs_were_bound(inside: dict[str, Any]) -> None:
+    assert inside["compiles_of_loader"] == 0
+
+
+def test_jax_is_imported_only_where_something_is_emulated(inside: dict[str, Any]) -> None:
+    assert inside["jax"] is inside["emulated"]

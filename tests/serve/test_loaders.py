@@ -15,7 +15,10 @@ from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.serve import loaders
-from nxbucket.serve.loaders import CpuLoader, Executable, loader_for
+from nxbucket.serve.emulation import EmulatingLoader
+from nxbucket.serve.executable import HostMemory
+from nxbucket.serve.loaders import CpuExecutable, CpuLoader, loader_for
+from nxbucket.serve.neuron_device import NeuronLoader
 from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import BindError
 
@@ -105,9 +108,12 @@ def test_an_unknown_march_is_refused() -> None:
     assert "znver9" in refusal(CpuLoader().check_host, manifest(march="znver9")).message
 
 
-def test_cpu_targets_have_a_loader_and_others_a_refusal() -> None:
+def test_known_targets_have_a_loader_and_others_a_refusal() -> None:
     assert isinstance(loader_for("cpu-x86-64-v3"), CpuLoader)
-    for target in ("trn2-lnc2", "gpu", ""):
+    assert isinstance(loader_for("trn2-lnc2"), NeuronLoader)
+    assert isinstance(loader_for("trn2-lnc2", emulate=True), EmulatingLoader)
+    assert isinstance(loader_for("hlo", emulate=True), EmulatingLoader)
+    for target in ("hlo", "trn2", "trn2-lnc3", "gpu", ""):
         error = refusal(loader_for, target)
         assert target in error.message
 
@@ -118,7 +124,7 @@ def test_a_file_that_is_no_package_is_refused_by_program_and_path(tmp_path: Path
     with zipfile.ZipFile(empty_zip, "w") as archive:
         archive.writestr("program/data", "nothing")
     for path in (garbage, empty_zip, tmp_path / "not-there"):
-        error = refusal(CpuLoader().load, path, manifest())
+        error = refusal(CpuLoader().load, {"program": path}, manifest())
         assert "decode_b4" in error.message
         assert str(path) in error.message
         assert error.hint is not None
@@ -154,8 +160,8 @@ class Recorder:
 
 def test_a_program_is_called_with_the_signatures_order() -> None:
     called, kv, loaded, given = Recorder(), kv_cache(), weights(), inputs()
-    executable = Executable("decode_b4", DECODE.signature, called)
-    executable.bind(dict(reversed(kv.items())), dict(reversed(loaded.items())))
+    executable = CpuExecutable("decode_b4", DECODE.signature, called)
+    executable.bind(HostMemory(dict(reversed(kv.items())), dict(reversed(loaded.items()))))
     executable.run(dict(reversed(given.items())))
     by_name = given | kv | loaded
     [call] = called.calls
@@ -180,8 +186,8 @@ def test_an_input_of_another_dtype_shape_or_layout_is_refused_by_name(
     name: str, change: Callable[[Tensor], Tensor]
 ) -> None:
     called = Recorder()
-    executable = Executable("decode_b4", DECODE.signature, called)
-    executable.bind(kv_cache(), weights())
+    executable = CpuExecutable("decode_b4", DECODE.signature, called)
+    executable.bind(HostMemory(kv_cache(), weights()))
     given = inputs()
     given[name] = change(given[name])
     with pytest.raises(RuntimeError, match=f"decode_b4: {name} is"):
@@ -207,8 +213,8 @@ def test_a_cache_or_weight_that_does_not_fit_is_refused_by_name(
     changed = change(holder.pop(name))
     if changed is not None:
         holder[name] = changed
-    error = refusal(Executable("decode_b4", DECODE.signature, Recorder()).bind, kv, loaded)
-    assert "decode_b4" in error.message
+    executable = CpuExecutable("decode_b4", DECODE.signature, Recorder())
+    error = refusal(lambda: executable.bind(HostMemory(kv, loaded)))
     assert name in error.message
 
 
@@ -223,7 +229,7 @@ def test_a_package_for_wider_vectors_than_this_processors_is_refused(
         exported, package_path=str(tmp_path / "relu.pt2")
     )
     blob = Path(shutil.copy(package, tmp_path / "blob"))
-    CpuLoader().load(blob, manifest())
+    CpuLoader().load({"program": blob}, manifest())
     monkeypatch.setattr(loaders, "host_cpu_flags", lambda: frozenset({"sse2"}))
-    error = refusal(CpuLoader().load, blob, manifest())
+    error = refusal(CpuLoader().load, {"program": blob}, manifest())
     assert "this processor lacks" in error.message

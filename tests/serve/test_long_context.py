@@ -14,6 +14,7 @@ from servers import ROOT, Server, nxbucket_serve, run_nxbucket
 
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.serve.binding import load_artifacts
+from nxbucket.serve.loaders import CpuLoader
 from nxbucket.serve.served import resolve
 from nxbucket.toolkit.architecture import Architecture
 
@@ -64,7 +65,7 @@ def test_compiled_loops_equal_the_eager_program_in_one_piece(
         "decode_b1",
     ]
     spec, served = resolve(file)
-    artifacts = load_artifacts(served)
+    artifacts = load_artifacts(served, CpuLoader())
     weights = random_weights(spec.architecture)
     shapes = Shapes((16,), (1,), 32, 4, 5, contexts=(64,), segment=32)
     compiled = EagerServer(

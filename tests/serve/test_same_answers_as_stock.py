@@ -7,12 +7,14 @@ import random
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
 import pytest
 from example_model import variant
 from servers import ROOT, Server, nxbucket_serve, run_script
+
+from nxbucket.compile.host_cpu import host_march
 
 pytestmark = pytest.mark.engine
 
@@ -82,33 +84,43 @@ def expected(
     return answers
 
 
+class Mode(NamedTuple):
+    is_async: bool
+    caches_prefixes: bool
+    emulates: bool = False
+    """A Neuron target's graphs on XLA:CPU, instead of target cpu's programs."""
+
+
 MODES = {
-    "sync, prefix cache": ("false", "true", ()),
-    "sync, no prefix cache": ("false", "false", ()),
-    "async, prefix cache": ("true", "true", ("--distributed-executor-backend", "mp")),
-    "async, no prefix cache": ("true", "false", ("--distributed-executor-backend", "mp")),
+    "sync, prefix cache": Mode(False, True),
+    "sync, no prefix cache": Mode(False, False),
+    "async, prefix cache": Mode(True, True),
+    "async, no prefix cache": Mode(True, False),
+    "sync, no prefix cache, emulated": Mode(False, False, True),
+    "async, prefix cache, emulated": Mode(True, True, True),
 }
 
 
 @pytest.fixture(scope="module", params=MODES, ids=[m.replace(" ", "-") for m in MODES])
 def served(
     request: pytest.FixtureRequest,
-    example: Path,
     artifact_env: dict[str, str],
     cases: list[dict[str, Any]],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, Server, list[Any]]]:
+) -> Iterator[tuple[Mode, Server, list[Any]]]:
     """A server in one mode, and its answers to all the prompts at once."""
-    async_scheduling, prefix_caching, args = MODES[request.param]
+    mode = MODES[request.param]
     folder = tmp_path_factory.mktemp("server")
     model_file = variant(
-        example,
+        request.getfixturevalue("emulated_example" if mode.emulates else "example"),
         folder,
-        async_scheduling=async_scheduling,
-        enable_prefix_caching=prefix_caching,
+        async_scheduling=str(mode.is_async).lower(),
+        enable_prefix_caching=str(mode.caches_prefixes).lower(),
     )
-    with nxbucket_serve(model_file, folder / "log", *args, env=artifact_env) as server:
-        yield request.param, server, asyncio.run(ask_all(server, [*cases, penalised_case()]))
+    args = ("--distributed-executor-backend", "mp") if mode.is_async else ()
+    log = folder / "log"
+    with nxbucket_serve(model_file, log, *args, env=artifact_env, emulate=mode.emulates) as server:
+        yield mode, server, asyncio.run(ask_all(server, [*cases, penalised_case()]))
 
 
 async def ask_all(server: Server, cases: list[dict[str, Any]]) -> list[Any]:
@@ -143,7 +155,7 @@ def test_the_references_agree_and_say_something(
 
 
 def test_texts_and_ends_are_those_of_stock(
-    served: tuple[str, Server, list[Any]], expected: dict[str, Any]
+    served: tuple[Mode, Server, list[Any]], expected: dict[str, Any]
 ) -> None:
     _, _, answers = served
     for answer, stock, hf in zip(
@@ -156,7 +168,7 @@ def test_texts_and_ends_are_those_of_stock(
 
 
 def test_the_five_best_logprobs_of_every_step_are_those_of_stock(
-    served: tuple[str, Server, list[Any]], expected: dict[str, Any]
+    served: tuple[Mode, Server, list[Any]], expected: dict[str, Any]
 ) -> None:
     _, _, answers = served
     worst = 0.0
@@ -174,10 +186,10 @@ def test_the_five_best_logprobs_of_every_step_are_those_of_stock(
 
 
 def test_prefill_padding_per_bucket_is_what_the_requests_make_it(
-    served: tuple[str, Server, list[Any]], cases: list[dict[str, Any]]
+    served: tuple[Mode, Server, list[Any]], cases: list[dict[str, Any]]
 ) -> None:
     mode, server, _ = served
-    if mode.endswith(", prefix cache"):
+    if mode.caches_prefixes:
         pytest.skip("how much is cached depends on the order in which requests meet")
     padding: dict[int, int] = dict.fromkeys(BUCKETS, 0)
     runs: dict[int, int] = dict.fromkeys(BUCKETS, 0)
@@ -198,7 +210,7 @@ def test_prefill_padding_per_bucket_is_what_the_requests_make_it(
 
 
 def test_every_decode_row_is_a_token_or_counted_as_padding(
-    served: tuple[str, Server, list[Any]], expected: dict[str, Any]
+    served: tuple[Mode, Server, list[Any]], expected: dict[str, Any]
 ) -> None:
     mode, server, _ = served
     samples = server.metrics()
@@ -209,7 +221,7 @@ def test_every_decode_row_is_a_token_or_counted_as_padding(
         rows += size * runs - padding
     # The first token of each answer comes out of its prefill.
     tokens = sum(len(a["token_ids"]) - 1 for a in [*expected["vllm"], expected["penalised"]])
-    if mode.startswith("sync"):
+    if not mode.is_async:
         assert rows == tokens
     else:
         # Async schedules one step ahead: a row may be in flight when its request ends at EOS.
@@ -218,24 +230,36 @@ def test_every_decode_row_is_a_token_or_counted_as_padding(
 
 # B39
 def test_penalties_see_every_token_also_when_scheduling_is_async(
-    served: tuple[str, Server, list[Any]], expected: dict[str, Any]
+    served: tuple[Mode, Server, list[Any]], expected: dict[str, Any]
 ) -> None:
     _, _, answers = served
     assert answers[-1].choices[0].text == expected["penalised"]["text"]
 
 
-def test_nothing_was_compiled(served: tuple[str, Server, list[Any]]) -> None:
+def test_nothing_was_compiled(served: tuple[Mode, Server, list[Any]]) -> None:
     _, server, _ = served
     assert server.metrics()["nxbucket_serve_compiles_total"] == 0
 
 
-def test_the_scheduler_is_the_one_of_the_flag(served: tuple[str, Server, list[Any]]) -> None:
+def test_the_scheduler_is_the_one_of_the_flag(served: tuple[Mode, Server, list[Any]]) -> None:
     mode, server, _ = served
-    name = "NeuronAsyncScheduler" if mode.startswith("async") else "NeuronScheduler"
+    name = "NeuronAsyncScheduler" if mode.is_async else "NeuronScheduler"
     assert f"nxbucket.serve.scheduler.{name}." in server.log
 
 
-def test_logprobs_are_finite_numbers(served: tuple[str, Server, list[Any]]) -> None:
+def test_logprobs_are_finite_numbers(served: tuple[Mode, Server, list[Any]]) -> None:
     _, _, answers = served
     for answer in answers:
         assert all(math.isfinite(p) for p in answer.choices[0].logprobs.token_logprobs)
+
+
+def test_an_emulation_says_so(served: tuple[Mode, Server, list[Any]]) -> None:
+    mode, server, _ = served
+    status, body = server.get("/nxbucket/buckets")
+    assert status == 200
+    described = json.loads(body)
+    assert described["emulated"] is mode.emulates
+    assert described["target"] == ("hlo" if mode.emulates else f"cpu-{host_march()}")
+    assert all(len(program["digest"]) == 64 for program in described["programs"])
+    sentence = "emulating trn2 on XLA:CPU: correct, not fast; nothing here is a NEFF"
+    assert (sentence in server.log) is mode.emulates

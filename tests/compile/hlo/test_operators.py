@@ -110,6 +110,10 @@ CASES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "index, inner axis": (lambda x, i: x[:, i], (X, I)),
     "index_put": (lambda x, i: x.index_put((i[:2],), torch.ones(2, 4, 5)), (X, I)),
     "index_put, broadcast": (lambda x, i: x.index_put((i[:2],), torch.ones(5)), (X, I)),
+    "index_put by slot": (
+        lambda x, slots: x.index_put((slots // 4, slots % 4), torch.ones(2, 5)),
+        (X, 5 * I[:2]),
+    ),
     "attention": (
         lambda x, b: F.scaled_dot_product_attention(x, x, x, attn_mask=b),
         (X[None], torch.tril(torch.ones(4, 4)).bool()[None, None]),

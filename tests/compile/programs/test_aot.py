@@ -11,7 +11,7 @@ from hf_models import Reference, write_checkpoint
 from nxbucket.compile.cpu import CpuCompiler
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.program import BucketProgram
-from nxbucket.serve.loaders import CpuLoader, Executable
+from nxbucket.serve.loaders import CpuExecutable, CpuLoader
 from nxbucket.serve.weights import load_weights
 from nxbucket.toolkit.architecture import read_architecture
 
@@ -42,7 +42,7 @@ def test_compiled_programs_equal_eager_ones_and_hugging_face(
         for program in SHAPES.programs(arch, "float32")
     }
 
-    def load(program: BucketProgram) -> Executable:
+    def load(program: BucketProgram) -> CpuExecutable:
         return compiled[program.name]
 
     for filler in (0.0, float("nan")):
@@ -69,7 +69,7 @@ def test_compiled_programs_equal_eager_ones_and_hugging_face(
             torch.testing.assert_close(kv, theirs.written_kv()[name], rtol=0, atol=1e-5)
 
 
-def compiled_program(program: BucketProgram, work_dir: Path) -> Executable:
+def compiled_program(program: BucketProgram, work_dir: Path) -> CpuExecutable:
     work_dir.mkdir()
     compiler = CpuCompiler()
     toolchain = compiler.toolchain()
@@ -90,7 +90,7 @@ def compiled_program(program: BucketProgram, work_dir: Path) -> Executable:
     )
     loader = CpuLoader()
     loader.check_host(manifest)
-    return loader.load(files["program"], manifest)
+    return loader.load(files, manifest)
 
 
 def run_two_sequences(server: EagerServer) -> list[Running]:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import SCRATCH_SLOT, BucketProgram, Phase
 from nxbucket.compile.programs.weights import weight_specs
-from nxbucket.serve import padding
+from nxbucket.serve.executable import HostMemory
 from nxbucket.toolkit.architecture import Architecture, Rope
 
 ARCHITECTURE = Architecture(
@@ -201,7 +202,7 @@ def check_slots(
     }
     before = {name: kv.clone() for name, kv in kv_cache.items()}
     addresses = {name: kv.data_ptr() for name, kv in kv_cache.items()}
-    executable.bind(kv_cache, random_weights())
+    executable.bind(HostMemory(kv_cache, random_weights()))
     with torch.no_grad():
         logits = executable.run(inputs)
     expected = set(slots.tolist()) | ({SCRATCH_SLOT} if has_padding else set())

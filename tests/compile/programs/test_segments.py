@@ -278,7 +278,7 @@ def test_no_temporary_is_wider_than_a_segment() -> None:
         for module in exported.graph_module.modules():
             for node in module.graph.nodes:
                 value = node.meta.get("val")
-                is_cache = isinstance(value, Tensor) and value.shape[:1] in ((1001,), (4004,))
+                is_cache = isinstance(value, Tensor) and value.shape[:1] == (1001,)
                 if isinstance(value, Tensor) and node.op != "placeholder" and not is_cache:
                     largest[node.name] = value.numel()
         # Linear layers: 16 tokens x 128; a table: 4 x 98 numbers. Scores over 388 would be 24832.

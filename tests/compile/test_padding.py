@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nxbucket.compile import padding
 from nxbucket.compile.program import SCRATCH_SLOT
-from nxbucket.serve import padding
 
 INTEGER_DTYPES = st.sampled_from([torch.int32, torch.int64])
 NUMBERS = st.integers(1, 2**31 - 2)

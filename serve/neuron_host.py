@@ -1,0 +1,67 @@
+"""What a host says of its Neuron devices and of AWS's packages. Imports neither torch nor AWS's."""
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+LNC_FILE = Path("/opt/aws/neuron/logical_nc_config")
+AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
+PACKAGES = ("torch-neuronx", "libtorch-neuronx-lite")
+"""Either brings the classes; the second is named in AWS's plugin documentation of 2026."""
+
+
+def neuron_devices(folder: Path = Path("/dev")) -> list[Path]:
+    """The driver's device files: /dev/neuron0, /dev/neuron1, ..."""
+    return sorted(p for p in folder.glob("neuron*") if p.name.removeprefix("neuron").isdecimal())
+
+
+def installed_packages() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def package_problem(versions: Mapping[str, str]) -> str | None:
+    """A sentence if nothing here can bring torch.classes.neuron."""
+    if not versions:
+        return f"a Neuron device is served through torch-neuronx, and {_neither(PACKAGES)} is here"
+    usable = {p for p, version in versions.items() if not is_placeholder(p, version)}
+    if not usable:
+        shown = ", ".join(f"{p} {v}" for p, v in versions.items())
+        return f"{shown} is PyPI's empty placeholder; AWS's index has the real package"
+    return None
+
+
+def is_placeholder(package: str, version: str) -> bool:
+    """PyPI's torch-neuronx is an empty package of version 1; AWS's counts from torch's."""
+    return package == "torch-neuronx" and version.partition(".")[0] in ("0", "1")
+
+
+def package_hint() -> str:
+    return (
+        f"pip uninstall -y {PACKAGES[0]}; pip install {PACKAGES[0]} --extra-index-url {AWS_INDEX}"
+    )
+
+
+def _neither(names: Iterable[str]) -> str:
+    return f"neither {' nor '.join(names)}"
+
+
+def logical_core_of_host(environ: Mapping[str, str], file: Path) -> tuple[str, str] | None:
+    """What this host's runtime is told, and where; None if nothing says."""
+    if value := environ.get(LNC_VARIABLE):
+        return value, LNC_VARIABLE
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.strip().partition("=")
+        if key == LNC_VARIABLE and value.strip():
+            return value.strip(), f"{LNC_VARIABLE} in {file}"
+    return None
