@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.checkpoint import check_checkpoint
+from nxbucket.compile.fetch import fetch_locked
+from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.store import open_store
 from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
+from nxbucket.toolkit import output
 from nxbucket.toolkit.architecture import FAMILIES
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
 from nxbucket.toolkit.hub import fetch_checkpoint
@@ -34,26 +38,29 @@ PLUGIN_GROUPS = (
 )
 
 
-def engine_args(path: str | Path, *, emulate: bool = False) -> dict[str, Any]:
+def engine_args(
+    path: str | Path, *, emulate: bool = False, remote: str | None = None
+) -> dict[str, Any]:
     """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
 
     `emulate`: a Neuron target's graphs on this processor, as `nxbucket serve --emulate` runs them.
+    `remote`: the store to take from what the cache lacks; without it the model file's.
 
     Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError and
     EnvironmentProblem.
     """
     spec, served = resolve(Path(path), emulate=emulate)
-    preflight(spec, served)
+    preflight(spec, served, remote)
     return locked_args(spec, served)
 
 
-def preflight(spec: DeploySpec, served: Served) -> None:
+def preflight(spec: DeploySpec, served: Served, remote: str | None = None) -> None:
     """Find whatever is wrong with artifacts, checkpoint, environment and host before vLLM is
-    imported, which takes seconds; fetch a hub id's weights, and set the environment.
+    imported, which takes seconds; fetch artifacts and a hub id's weights, and set the environment.
 
-    Raises BindError, ModelError, ModelLookupError, EnvironmentProblem.
+    Raises BindError, LockError, StoreError, ModelError, ModelLookupError, EnvironmentProblem.
     """
-    manifests = served.verified_manifests()
+    manifests = artifacts_at_hand(served, remote or spec.artifacts.remote)
     fetch_model(spec)
     check_checkpoint(spec.model_dir, served.architecture)
     prepare_environment()
@@ -63,6 +70,30 @@ def preflight(spec: DeploySpec, served: Served) -> None:
     loader = loader_for(served.target, emulate=served.emulated)
     for manifest in manifests.values():
         loader.check_host(manifest)
+
+
+def artifacts_at_hand(served: Served, remote: str | None) -> dict[str, Manifest]:
+    """Every program's manifest, by name, verified: pulled first, if the cache lacks it.
+
+    Only the bytes that the lock names are taken. Raises BindError, LockError, StoreError.
+    """
+    try:
+        return served.verified_manifests()
+    except BindError:
+        if remote is None:
+            raise
+    store = open_store(remote)
+    output.print_note(f"pulling what {served.cache.root} lacks from {store.location}")
+    fetch_locked(
+        served.lock,
+        served.lock_file,
+        served.cache,
+        store,
+        lambda _: None,
+        locked=True,
+        only_target=served.target,
+    )
+    return served.verified_manifests()
 
 
 def locked_args(spec: DeploySpec, served: Served) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nxbucket.compile.leases import lease
 from nxbucket.serve.engine_args import check_platform, locked_args, preflight
 from nxbucket.serve.served import Served, resolve
 from nxbucket.toolkit.errors import UsageError
@@ -17,7 +18,9 @@ from nxbucket.toolkit.refusals import refused_serve_argument
 from nxbucket.toolkit.spec import DeploySpec
 
 
-def serve(path: Path, vllm_args: list[str], *, emulate: bool = False) -> None:
+def serve(
+    path: Path, vllm_args: list[str], *, emulate: bool = False, remote: str | None = None
+) -> None:
     """Blocks until the server ends. `vllm_args` are the user's own, after `--`.
 
     Everything that can be found wrong is found before vLLM is imported, which takes seconds.
@@ -25,8 +28,12 @@ def serve(path: Path, vllm_args: list[str], *, emulate: bool = False) -> None:
     """
     spec, served = resolve(path, emulate=emulate)
     refuse_overrides(vllm_args)
-    preflight(spec, served)
-    with tempfile.TemporaryDirectory(prefix="nxbucket-metrics-") as metrics_dir:
+    preflight(spec, served, remote)
+    keys = [program.key for program in served.locked.programs]
+    with (
+        lease(served.cache.root, keys),
+        tempfile.TemporaryDirectory(prefix="nxbucket-metrics-") as metrics_dir,
+    ):
         # Fresh for every run, and set before anything imports prometheus_client.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_dir
         _run_vllm(spec, served, vllm_args)

@@ -16,10 +16,16 @@ class Generation:
 
 
 def generate(
-    path: Path, prompt: str, max_tokens: int, temperature: float, *, emulate: bool = False
+    path: Path,
+    prompt: str,
+    max_tokens: int,
+    temperature: float,
+    *,
+    emulate: bool = False,
+    remote: str | None = None,
 ) -> Generation:
     """Greedy at temperature 0. Raises what `engine_args` does, and UsageError for a bad prompt."""
-    arguments = engine_args(path, emulate=emulate)
+    arguments = engine_args(path, emulate=emulate, remote=remote)
     # In this process: a second one would import vLLM again, for one prompt.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     # Standard output is the answer's.

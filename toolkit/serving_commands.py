@@ -6,7 +6,14 @@ from typing import Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, examples, model_or_lock_file
+from nxbucket.toolkit.arguments import (
+    Emulate,
+    Json,
+    ModelFile,
+    Remote,
+    examples,
+    model_or_lock_file,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -18,15 +25,29 @@ app = typer.Typer(rich_markup_mode=None)
         "nxbucket serve model.yaml --emulate",
     )
 )
-def serve(context: typer.Context, model_yaml: ModelFile = None, emulate: Emulate = False) -> None:
+def serve(
+    context: typer.Context,
+    model_yaml: ModelFile = None,
+    emulate: Emulate = False,
+    remote: Remote = None,
+    locked: Annotated[
+        bool,
+        typer.Option(
+            "--locked",
+            help="Only the bytes that the lock names. It is always so; a script may say it.",
+        ),
+    ] = True,
+) -> None:
     """Start vLLM's OpenAI server, bound to the artifacts that model.lock names.
 
-    It never compiles. The weights of a hub id are fetched at the commit that the lock names. What
-    stands after `--` goes to `vllm serve`.
+    It never compiles. Artifacts that the cache lacks are pulled from the remote, and verified. The
+    weights of a hub id are fetched at the commit that the lock names. What stands after `--` goes
+    to `vllm serve`.
     """
     from nxbucket.serve.launcher import serve as serve_lock
 
-    serve_lock(model_or_lock_file(model_yaml), context.obj or [], emulate=emulate)
+    passed_on = context.obj or []
+    serve_lock(model_or_lock_file(model_yaml), passed_on, emulate=emulate, remote=remote)
 
 
 @app.command(
@@ -43,6 +64,7 @@ def generate(
     ] = 64,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 0.0,
     emulate: Emulate = False,
+    remote: Remote = None,
     as_json: Json = False,
 ) -> None:
     """Continue one prompt with the programs that model.lock names, without a server."""
@@ -50,7 +72,9 @@ def generate(
         from nxbucket.serve.offline import generate as generate_text
 
         file = model_or_lock_file(model_yaml)
-        result = generate_text(file, prompt, max_tokens, temperature, emulate=emulate)
+        result = generate_text(
+            file, prompt, max_tokens, temperature, emulate=emulate, remote=remote
+        )
         if as_json:
             output.print_json({"ok": True, **asdict(result)})
         else:

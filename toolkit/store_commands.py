@@ -9,6 +9,7 @@ import typer
 
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import (
+    Emulate,
     Json,
     ModelFile,
     Remote,
@@ -199,7 +200,12 @@ def pull(
 
 
 @app.command(epilog=examples("nxbucket lock", "nxbucket lock model.yaml --remote s3://b/p --json"))
-def lock(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = False) -> None:
+def lock(
+    model_yaml: ModelFile = None,
+    remote: Remote = None,
+    emulate: Emulate = False,
+    as_json: Json = False,
+) -> None:
     """Write the lock from what cache and remote hold, without compiling: after `--shard` jobs."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.build import gather
@@ -210,7 +216,9 @@ def lock(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
         spec = load_spec(model_file(model_yaml))
         cache = _cache_of(spec)
         with reporter() as progress:
-            report = gather(spec, cache, compiler_for(spec), progress, remote_of(spec, remote))
+            report = gather(
+                spec, cache, compiler_for(spec, emulate=emulate), progress, remote_of(spec, remote)
+            )
         if as_json:
             output.print_json(
                 {
