@@ -96,7 +96,7 @@ def compile(
         from nxbucket.compile.host_memory import available_bytes
         from nxbucket.compile.lockfile import lock_path, read_lock
         from nxbucket.compile.plan import plan_programs
-        from nxbucket.compile.pool import PoolOptions
+        from nxbucket.compile.executor import PoolOptions
         from nxbucket.toolkit.plan_report import memory_warning
         from nxbucket.toolkit.progress import reporter
         from nxbucket.toolkit.spec import load_spec

@@ -6,23 +6,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from null_compiler import NullOptions, model_file, null_spec, recorded, recorded_pids
 
 from nxbucket.compile import key as key_module
-from nxbucket.compile import pool as pool_module
+from nxbucket.compile import jobs as jobs_module
 from nxbucket.compile.build import BuildReport, build, plan
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Miss
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.cpu import CpuCompiler
+from nxbucket.compile.eta import Eta
+from nxbucket.compile.executor import PoolOptions
 from nxbucket.compile.host_memory import available_bytes
+from nxbucket.compile.jobs import JobMemory, choose_jobs
 from nxbucket.compile.lockfile import lock_path, read_lock
 from nxbucket.compile.outcome import Outcome, PlannedProgram
-from nxbucket.compile.pool import PoolOptions, default_jobs
-from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
+from nxbucket.compile.subprocess_job import JobFailure, Limits, Stopped, run_job
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.errors import BindError, CompileError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
@@ -38,10 +40,14 @@ class Recorder:
         self.running = self.most_running = 0
         self._lock = threading.Lock()
 
-    def planned(self, total: int) -> None:
-        self.lines.append(f"planned {total}")
+    def planned(self, programs: Sequence[PlannedProgram]) -> None:
+        self.lines.append(f"planned {len(programs)}")
 
-    def started(self, planned: PlannedProgram) -> None:
+    def begins(self, eta: Eta) -> None:
+        self.eta = eta
+        self.lines.append(f"begins {eta.at_the_start()}")
+
+    def started(self, planned: PlannedProgram, place: str | None = None) -> None:
         with self._lock:
             self.lines.append(f"started {planned.name}")
             self.running += 1
@@ -72,12 +78,16 @@ class Bench:
         self.reporter = Recorder()
 
     def build(
-        self, jobs: int = 2, timeout_s: float | None = None, **options: object
+        self,
+        jobs: int | None = 2,
+        timeout_s: float | None = None,
+        max_rss_bytes: int | None = None,
+        **options: object,
     ) -> BuildReport:
         (self.events / "events").unlink(missing_ok=True)
         self.reporter = Recorder()
         compiler = null_spec(events=str(self.events), **options)
-        pool = PoolOptions(jobs=jobs, timeout_s=timeout_s)
+        pool = PoolOptions(jobs=jobs, timeout_s=timeout_s, max_rss_bytes=max_rss_bytes)
         return build(self.spec, self.cache, compiler, self.reporter, pool)
 
     def compiled(self) -> list[str]:
@@ -396,16 +406,20 @@ def test_a_lock_that_is_garbage_is_replaced(bench: Bench) -> None:
 def test_the_number_of_jobs_follows_work_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, free_gib: int, cores: int, missing: int, jobs: int
 ) -> None:
-    monkeypatch.setattr(pool_module, "available_bytes", lambda: free_gib << 30)
+    monkeypatch.setattr(jobs_module, "available_bytes", lambda: free_gib << 30)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert null_spec().memory_per_job_bytes == 3 << 30
-    assert default_jobs(missing, 3 << 30) == jobs
-    assert default_jobs(missing, 16 << 30) <= max(1, free_gib // 16)
+    chosen = choose_jobs(missing, JobMemory(3 << 30, "assumed"))
+    assert chosen.count == jobs
+    each = f"{cores} cores, {free_gib}.00 GiB free, 3.00 GiB for each (assumed)"
+    assert chosen.why == f"{jobs} job{'s' * (jobs > 1)} at a time: {each}"
+    assert choose_jobs(missing, JobMemory(16 << 30, "")).count <= max(1, free_gib // 16)
+    assert choose_jobs(missing, JobMemory(3 << 30, ""), wanted=7).count == 7
 
 
 def test_a_job_that_is_garbage_fails_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(JobFailure) as caught:
-        run_job("{}", tmp_path, tmp_path / "log", None, threading.Event())
+        run_job("{}", tmp_path, tmp_path / "log", Limits(), threading.Event())
     assert caught.value.reason == "exited with status 1"
     assert caught.value.signal_number is None
     assert "KeyError" in caught.value.log_tail
@@ -414,7 +428,7 @@ def test_a_job_that_is_garbage_fails_with_its_log(tmp_path: Path) -> None:
 def test_a_worker_whose_parent_has_gone_does_nothing(tmp_path: Path) -> None:
     job = json.dumps({"parent_pid": 1 << 30})
     with pytest.raises(JobFailure) as caught:
-        run_job(job, tmp_path, tmp_path / "log", None, threading.Event())
+        run_job(job, tmp_path, tmp_path / "log", Limits(), threading.Event())
     assert "has gone" in caught.value.log_tail
 
 
@@ -422,7 +436,7 @@ def test_a_stopped_job_raises_stopped(tmp_path: Path, workers: Workers) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
-        run_job("{}", tmp_path, tmp_path / "log", None, stop)
+        run_job("{}", tmp_path, tmp_path / "log", Limits(), stop)
     assert workers() == []
 
 
