@@ -43,9 +43,8 @@ def choose_jobs(num_missing: int, memory: JobMemory, wanted: int | None = None) 
     cores, free = len(os.sched_getaffinity(0)), available_bytes()
     count = max(1, min(num_missing, cores, free // memory.num_bytes))
     has = f"{gib(free)} free" if free else "free memory unknown"
-    return Jobs(
-        count, f"{_at_a_time(count)}: {cores} cores, {has}, {gib(memory.num_bytes)} for each ({memory.why})"
-    )
+    each = f"{gib(memory.num_bytes)} for each ({memory.why})"
+    return Jobs(count, f"{_at_a_time(count)}: {cores} cores, {has}, {each}")
 
 
 def _at_a_time(count: int) -> str:

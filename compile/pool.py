@@ -107,18 +107,7 @@ class Pool:
                 return self._pushed(Outcome(planned, "hit", 0.0, found.manifest))
             if (pulled := self._pull(planned, start)) is not None:
                 return pulled
-            try:
-                return self._compile(planned, found, start)
-            except NotBegun:
-                return _skipped(planned)
-            except JobFailure as failure:
-                if failure.worth_a_retry and not last:
-                    self._reporter.noted(f"{planned.name}: {failure.reason}; once more, later")
-                    self._again.append(planned)
-                    return None
-                if not self._options.keep_going:
-                    self._signals.no_more.set()
-                return _failed(planned, failure, start)
+            return self._compile(planned, found, last)
 
     def _pull(self, planned: PlannedProgram, start: float) -> Outcome | None:
         store = self._options.remote
@@ -131,14 +120,29 @@ class Pool:
             self._reporter.noted(f"{planned.name}: not pulled: {found.reason}")
         return None
 
-    def _compile(self, planned: PlannedProgram, found: Lookup, start: float) -> Outcome:
-        """Raises JobFailure or NotBegun."""
+    def _compile(self, planned: PlannedProgram, found: Lookup, last: bool) -> Outcome | None:
+        start = time.monotonic()
 
         def begun(place: str | None) -> None:
+            nonlocal start
+            start = time.monotonic()  # A remote job may have waited for hours.
             self._eta.started(planned.name)
             self._reporter.started(planned, place)
 
-        made = self._runner.run(planned, begun, self._signals)
+        try:
+            made = self._runner.run(planned, begun, self._signals)
+        except NotBegun:
+            return _skipped(planned)
+        except JobFailure as failure:
+            if failure.worth_a_retry and not last:
+                self._reporter.noted(
+                    f"{planned.name}: the compiler {failure.reason}; once more, later"
+                )
+                self._again.append(planned)
+                return None
+            if not self._options.keep_going:
+                self._signals.no_more.set()
+            return _failed(planned, failure, start)
         wall_s = time.monotonic() - start
         damage = found.reason if isinstance(found, Corrupt) else None
         outcome = Outcome(planned, made.status, wall_s, made.manifest, damage)

@@ -13,18 +13,17 @@ def group_rss_bytes(group: int) -> int:
 
     0 where there is no /proc.
     """
-    total = 0
+    return sum(_rss_bytes(process, group) for process in Path("/proc").glob("[0-9]*"))
+
+
+def _rss_bytes(process: Path, group: int) -> int:
+    """0 if it is of another group, or has ended."""
     try:
-        pids = [name for name in os.listdir("/proc") if name.isdecimal()]
+        stat = (process / "stat").read_bytes()
     except OSError:
         return 0
-    for pid in pids:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:
-            continue  # it has ended
-        # The name is in parentheses, and may hold blanks and parentheses itself.
-        fields = stat.rpartition(b")")[2].split()
-        if len(fields) > _RSS_PAGES and int(fields[_GROUP]) == group:
-            total += int(fields[_RSS_PAGES]) * PAGE_BYTES
-    return total
+    # The name is in parentheses, and may hold blanks and parentheses itself.
+    fields = stat.rpartition(b")")[2].split()
+    if len(fields) <= _RSS_PAGES or int(fields[_GROUP]) != group:
+        return 0
+    return int(fields[_RSS_PAGES]) * PAGE_BYTES

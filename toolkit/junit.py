@@ -21,7 +21,8 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 class JUnitReporter:
     """Passes everything on to another reporter. The file is written when the build ends, however it
-    ends: on Ctrl-C it says what was done so far."""
+    ends: on Ctrl-C it says what was done so far. It is there, empty, when the build begins: a file
+    that cannot be written is known then, and an old one is not taken for this build's."""
 
     def __init__(self, inner: Reporter, file: Path, suite: str) -> None:
         self._inner = inner
@@ -36,17 +37,11 @@ class JUnitReporter:
 
     def __enter__(self) -> "JUnitReporter":
         self._began, self._timestamp = time.monotonic(), datetime.now(UTC)
+        self._write_or_say(None)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        try:
-            self._write(error)
-        except OSError as err:
-            problem = f"{self._file}: cannot write the JUnit report: {err.strerror or err}"
-            if error is not None:
-                print(f"warning: {problem}", file=sys.stderr)
-                return
-            raise EnvironmentProblem(problem, hint="give --junit a file that can be written") from err
+        self._write_or_say(error)
 
     def planned(self, programs: Sequence[PlannedProgram]) -> None:
         self._programs = programs
@@ -56,12 +51,25 @@ class JUnitReporter:
         self._outcomes[outcome.name] = outcome
         self._inner.finished(outcome)
 
+    def _write_or_say(self, error: BaseException | None) -> None:
+        try:
+            self._write(error)
+        except OSError as err:
+            problem = f"{self._file}: cannot write the JUnit report: {err.strerror or err}"
+            if error is not None:
+                print(f"warning: {problem}", file=sys.stderr)  # What ended the build is said next.
+                return
+            hint = "give --junit a file that can be written"
+            raise EnvironmentProblem(problem, hint=hint) from err
+
     def _write(self, error: BaseException | None) -> None:
         """Beside the file first: a reader finds the old one or the new one, whole."""
         staged = self._file.with_name(f".{self._file.name}.{os.urandom(6).hex()}")
         self._file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            staged.write_bytes(ElementTree.tostring(self._tree(error), "utf-8", xml_declaration=True))
+            staged.write_bytes(
+                ElementTree.tostring(self._tree(error), "utf-8", xml_declaration=True)
+            )
             staged.replace(self._file)
         finally:
             staged.unlink(missing_ok=True)
@@ -83,7 +91,7 @@ class JUnitReporter:
         suite.attrib |= counts
         suite.set("timestamp", self._timestamp.strftime("%Y-%m-%dT%H:%M:%S"))
         suite.set("hostname", _text(socket.gethostname()))
-        suites = ElementTree.Element("testsuites", name="nxbucket compile", **counts)
+        suites = ElementTree.Element("testsuites", {"name": "nxbucket compile", **counts})
         suites.append(suite)
         ElementTree.indent(suites)
         return suites
@@ -103,7 +111,9 @@ class JUnitReporter:
                 case, "failure", message=_text(message), type="CompileError"
             )
             hint = f"hint: {outcome.hint}\n" if outcome.hint else ""
-            failure.text = _text(f"{hint}log: {outcome.log_path}, which ends:\n{outcome.log_tail}\n")
+            failure.text = _text(
+                f"{hint}log: {outcome.log_path}, which ends:\n{outcome.log_tail}\n"
+            )
         else:
             said = ElementTree.SubElement(case, "system-out")
             said.text = _text(f"{describe(outcome)}\nkey {program.key}\n")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 from null_compiler import NullOptions, model_file, null_spec, recorded, recorded_pids
 
-from nxbucket.compile import key as key_module
 from nxbucket.compile import jobs as jobs_module
+from nxbucket.compile import key as key_module
 from nxbucket.compile.build import BuildReport, build, plan
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Miss
 from nxbucket.compile.canonical import file_sha256
@@ -258,6 +259,41 @@ def test_a_time_limit_kills_the_compiler_and_its_children(bench: Bench, workers:
     assert bench.compiled().count("prefill_s32") == 1
     assert workers() == []
     assert no_longer_alive(recorded_pids(bench.events))
+
+
+def test_a_compile_whose_children_hold_too_much_is_killed_and_tried_once_more_alone(
+    bench: Bench, workers: Workers
+) -> None:
+    report = bench.build(hold_mib={"prefill_s32": 400}, max_rss_bytes=300 << 20)
+    assert statuses(report) == {"prefill_s32": "failed", "decode_b1": "compiled"}
+    [failed] = report.failed
+    held = re.fullmatch(
+        r"held (0\.\d\d) GiB of memory, and the limit is 0.29 GiB", failed.detail or ""
+    )
+    assert held is not None
+    assert 0.3 < float(held[1]) < 0.6
+    assert "--max-rss-gib" in (failed.hint or "")
+    assert bench.compiled().count("prefill_s32") == 2
+    assert bench.reporter.lines[-2:] == ["started prefill_s32", "failed prefill_s32"]
+    assert workers() == []
+    assert statuses(bench.build(max_rss_bytes=300 << 20))["prefill_s32"] == "compiled"
+
+
+def test_how_many_jobs_and_how_long_follow_what_the_cache_has_recorded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, (32,), (1,))
+    bench.build(jobs=None, sleep_s=0.5)
+    first = " ".join(bench.reporter.lines)
+    assert "3.00 GiB for each (assumed)" in first
+    assert "begins 2 programs to compile; no record of how long one takes" in first
+    assert bench.reporter.eta.remaining_s() == 0
+
+    bench.spec = load_spec(model_file(tmp_path, (32, 64, 128), (1,)))
+    report = bench.build(jobs=None)
+    peak = max(o.manifest.peak_rss_bytes for o in report.outcomes if o.manifest)
+    assert peak < 200 << 20
+    second = " ".join(bench.reporter.lines)
+    assert "(the most recorded for cpu-null, and a fifth more)" in second
+    assert re.search(r"begins 2 programs to compile: ~[12] s, by what is recorded", second)
 
 
 def test_a_compiler_that_dies_leaves_no_child_behind(bench: Bench) -> None:

@@ -56,7 +56,7 @@ def small(tmp_path: Path) -> Path:
 
 PROGRAM_FIELDS = {
     "name", "status", "key", "graph_key", "digest", "size_bytes", "wall_s", "detail", "log",
-    "hint",
+    "hint", "log_tail",
 }  # fmt: skip
 REPORT_FIELDS = {
     "ok", "target", "toolchain", "cache_dir", "lock", "lock_written", "changed", "others", "wall_s",
@@ -181,6 +181,7 @@ def test_a_failing_program_is_shown_with_its_log_and_the_way_on(tmp_path: Path) 
     [failed] = [p for p in report["programs"] if p["status"] != "hit"]
     assert (failed["name"], failed["status"], failed["log"]) == ("prefill_s64", "failed", str(log))
     assert (failed["digest"], failed["size_bytes"]) == (None, None)
+    assert "null compiler: internal error in prefill_s64" in failed["log_tail"]
     assert run(tmp_path, "compile").returncode == 0
 
 
