@@ -60,6 +60,9 @@ class Pool:
         done = False
         try:
             futures = [threads.submit(self._work, last) for _ in range(num_threads)]
+            # In steps: an interrupt that is no signal, such as Ray's, wakes no thread that waits.
+            while concurrent.futures.wait(futures, POLL_S).not_done:
+                pass
             outcomes = [outcome for f in futures for outcome in f.result()]
             done = True
             return outcomes

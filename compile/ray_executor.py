@@ -8,7 +8,7 @@ then pulls, verified, into the build's cache. Importing this imports Ray.
 import contextlib
 import logging
 import os
-import time
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ except ImportError as err:
 POLL_S = 0.2
 CANCEL_S = 10.0
 """How long a cancelled task has for killing its compiler and tidying up."""
+CONNECT_S = 10.0
 LOST = (WorkerCrashedError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 """Not the program's fault: another node may do better."""
 
@@ -70,10 +71,8 @@ class RayExecutor:
         work, cpus = self._work, self._options.cpus_per_job
         with _connected(self._options.address):
             slots, nodes = _slots(cpus, work.memory.num_bytes)
-            asks = f"{cpus:g} CPU and {gib(work.memory.num_bytes)} for each ({work.memory.why})"
-            work.reporter.noted(
-                f"note: Ray cluster of {nodes} nodes, {slots} jobs at a time: {asks}"
-            )
+            each = f"{cpus:g} CPU and {gib(work.memory.num_bytes)} for each ({work.memory.why})"
+            work.reporter.noted(f"note: {slots} jobs at a time on {nodes} Ray nodes: {each}")
             if slots == 0:
                 work.reporter.noted(
                     "note: no node has that much; an autoscaler may add one, and nothing is "
@@ -173,13 +172,10 @@ def _next(answers: Any, log_path: Path, signals: Signals, *, begun: bool) -> dic
 
 def _cancel(answers: Any) -> None:
     """Have the node kill its compiler, and wait until it has, for a while."""
-    with contextlib.suppress(RayError, StopIteration):
+    with contextlib.suppress(RayError):
         ray.cancel(answers, force=False)
-        deadline = time.monotonic() + CANCEL_S
-        while time.monotonic() < deadline:
-            if ray.wait([answers], timeout=POLL_S)[0]:
-                ray.get(next(answers))  # Raises once the task has ended.
-        ray.cancel(answers, force=True)
+        if not ray.wait([answers.completed()], timeout=CANCEL_S)[0]:
+            ray.cancel(answers, force=True)
 
 
 @contextlib.contextmanager
@@ -194,8 +190,9 @@ def _connected(address: str | None) -> Iterator[None]:
             hint="run this on a host of the cluster, or give HOST:6379",
         )
     try:
+        _check_listening(where)
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as err:
+    except (OSError, RuntimeError, ValueError) as err:
         raise EnvironmentProblem(
             f"no Ray cluster at {where}: {_first_line(err)}",
             hint="ray start --head, then ray start --address=HOST:6379 on the other nodes; or give "
@@ -205,6 +202,13 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_listening(where: str) -> None:
+    """Raises OSError. Ray itself would try for minutes."""
+    host, colon, port = where.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
 
 
 def _slots(cpus_per_job: float, memory_bytes: int) -> tuple[int, int]:

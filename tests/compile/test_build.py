@@ -7,65 +7,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from null_compiler import NullOptions, model_file, null_spec, recorded, recorded_pids
+from recorder import Recorder
 
 from nxbucket.compile import jobs as jobs_module
 from nxbucket.compile import key as key_module
 from nxbucket.compile.build import BuildReport, build, plan
-from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Miss
+from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, Miss
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.cpu import CpuCompiler
-from nxbucket.compile.eta import Eta
 from nxbucket.compile.executor import PoolOptions
 from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.jobs import JobMemory, choose_jobs
 from nxbucket.compile.lockfile import lock_path, read_lock
-from nxbucket.compile.outcome import Outcome, PlannedProgram
+from nxbucket.compile.outcome import Outcome
 from nxbucket.compile.subprocess_job import JobFailure, Limits, Stopped, run_job
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.errors import BindError, CompileError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
 Workers = Callable[[], list[int]]
-
-
-class Recorder:
-    """A Reporter that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.running = self.most_running = 0
-        self._lock = threading.Lock()
-
-    def planned(self, programs: Sequence[PlannedProgram]) -> None:
-        self.lines.append(f"planned {len(programs)}")
-
-    def begins(self, eta: Eta) -> None:
-        self.eta = eta
-        self.lines.append(f"begins {eta.at_the_start()}")
-
-    def started(self, planned: PlannedProgram, place: str | None = None) -> None:
-        with self._lock:
-            self.lines.append(f"started {planned.name}")
-            self.running += 1
-            self.most_running = max(self.running, self.most_running)
-
-    def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None:
-        with self._lock:
-            self.lines.append(f"waiting {planned.name} {holder.pid if holder else None}")
-
-    def finished(self, outcome: Outcome) -> None:
-        with self._lock:
-            self.lines.append(f"{outcome.status} {outcome.name}")
-            self.running -= outcome.status != "hit"
-
-    def noted(self, sentence: str) -> None:
-        with self._lock:
-            self.lines.append(f"noted {sentence}")
 
 
 class Bench:
