@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,19 +190,21 @@ def _connected(address: str | None) -> Iterator[None]:
             f"{where} is the address of a Ray Client server, through which no results stream",
             hint="run this on a host of the cluster, or give HOST:6379",
         )
-    try:
-        _check_listening(where)
-        ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as err:
-        raise EnvironmentProblem(
-            f"no Ray cluster at {where}: {_first_line(err)}",
-            hint="ray start --head, then ray start --address=HOST:6379 on the other nodes; or give "
-            "--ray-address",
-        ) from err
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Ray tells of lost nodes on stdout, which is for data.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            _check_listening(where)
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as err:
+            raise EnvironmentProblem(
+                f"no Ray cluster at {where}: {_first_line(err)}",
+                hint="ray start --head, then ray start --address=HOST:6379 on the other nodes; or "
+                "give --ray-address",
+            ) from err
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _check_listening(where: str) -> None:

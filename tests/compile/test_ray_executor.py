@@ -98,8 +98,8 @@ class Bench:
         compiler = self.compiler(**options)
         return build(self.spec, self.cache, compiler, self.reporter, pool, None, executor)
 
-    def check_store(self, names: list[str]) -> None:
-        """Everything in the store is whole, and it has all of these programs."""
+    def stored(self) -> set[str]:
+        """The programs in the store: everything in it must be whole."""
         reader = ArtifactCache(self.folder / "reader")
         reader.prepare()
         programs = set()
@@ -107,7 +107,7 @@ class Bench:
             found = pull(self.store, reader, Path(entry.name).stem, lambda _: None)
             assert isinstance(found, Pulled), found
             programs.add(found.manifest.program)
-        assert programs == set(names)
+        return programs
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_cluster_makes_what_the_local_pool_makes_and_each_program_once(
         in " ".join(bench.reporter.lines)
     )
     assert [n for n in fleet.node_keys() if n], "no node kept a cache of its own"
-    bench.check_store(NAMES)
+    assert bench.stored() == set(NAMES)
     for outcome in report.outcomes:
         log = bench.cache.log_path(outcome.planned.key).read_text()
         assert f"{outcome.name}: compiled in" in log
@@ -219,7 +219,7 @@ def test_a_node_that_dies_midway_costs_one_more_try_and_nothing_wrong_is_publish
     assert 5 <= len(recorded(bench.events, "compile")) <= 6
     assert not any(map(is_alive, recorded_pids(bench.events)))
     assert report.lock_written
-    bench.check_store(NAMES)
+    assert bench.stored() == set(NAMES)
     assert all(isinstance(bench.cache.lookup(key), Hit) for key in bench.cache.all_keys())
 
 
@@ -236,9 +236,12 @@ def test_ctrl_c_takes_the_tasks_back_and_the_next_run_goes_on(bench: Bench, flee
         bench.build(fleet, hang=hang)
     assert wait_for(lambda: not any(map(is_alive, recorded_pids(bench.events))), 5)
     assert not (bench.folder / "model.lock").exists()
-    bench.check_store(["prefill_s32", "prefill_s128"])
+    # Ray begins them in no particular order: those that do not hang may have had no turn.
+    lines = [line.split() for line in bench.reporter.lines]
+    finished = {name for status, name, *_ in lines if status == "compiled"}
+    assert finished <= bench.stored() <= {*NAMES} - {*hang}
     again = statuses(bench.build(fleet))
-    assert [again["prefill_s32"], again["prefill_s128"]] == ["hit", "hit"]
+    assert {name for name, status in again.items() if status == "hit"} == finished
     assert {again[name] for name in hang} == {"compiled"}
 
 
