@@ -59,7 +59,7 @@ class Eta:
         seconds = self.remaining_s()
         if seconds is None:
             return f"{programs} to compile; no record of how long one takes"
-        return f"{programs} to compile: ~{duration(seconds)}, by what is recorded"
+        return f"{programs} to compile: ~{duration(max(1.0, seconds))}, by what is recorded"
 
     def left(self) -> str:
         """What is left, in a few words."""

@@ -138,9 +138,8 @@ class Pool:
             return _skipped(planned)
         except JobFailure as failure:
             if failure.worth_a_retry and not last:
-                self._reporter.noted(
-                    f"{planned.name}: the compiler {failure.reason}; once more, later"
-                )
+                once_more = f"the compiler {failure.reason}; it is tried once more, later"
+                self._reporter.noted(f"{planned.name}: {once_more}")
                 self._again.append(planned)
                 return None
             if not self._options.keep_going:

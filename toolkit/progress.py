@@ -53,7 +53,9 @@ class PlainReporter:
         self._say(sentence)
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        # One write: print's second one, of the line's end, can come after another thread's first.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 class LiveReporter(PlainReporter):

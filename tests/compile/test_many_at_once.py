@@ -78,9 +78,9 @@ def test_fifty_kills_of_a_compile_that_pushes_leave_no_half_of_anything(tmp_path
 
     finished_early, known, pushes_cut_off = 0, keys_in(store), 0
     for number in range(50):
-        # A new toolchain every fifth time: there is always something left to compile and to push.
-        process = start(tmp_path, *push, **options, version=str(number // 5))
-        time.sleep(whole_run_s * moments.uniform(0.25, 0.9))
+        # A new toolchain every third time: there is always something left to compile and to push.
+        process = start(tmp_path, *push, **options, version=str(number // 3))
+        time.sleep(whole_run_s * moments.uniform(0.25, 0.75))
         finished_early += process.poll() is not None
         process.kill()
         process.communicate()
@@ -92,16 +92,15 @@ def test_fifty_kills_of_a_compile_that_pushes_leave_no_half_of_anything(tmp_path
         known = found
     # Else the kills were all too early or too late to show anything.
     assert pushes_cut_off > 5
-    assert finished_early < 25, (finished_early, whole_run_s)
+    assert finished_early < 35, (finished_early, whole_run_s)
 
-    for number in range(10):
-        done = start(tmp_path, *push, "--json", **options, version=str(number))
-        out, err = done.communicate(timeout=60)
-        assert done.returncode == 0, err
-        assert len(json.loads(out)["programs"]) == 3
+    done = start(tmp_path, *push, "--json", **options, version="16")
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == 0, err
+    keys = {p[kind] for p in json.loads(out)["programs"] for kind in ("key", "graph_key")}
+    assert len(keys) == 6
+    assert keys <= keys_in(store)
     assert faults(cache) == {}
-    # An input and a graph entry of each of three programs, of eleven toolchains.
-    assert len(keys_in(store)) == 2 * 3 * 11
     check_whole(store, keys_in(store), reader)
     verified = start(tmp_path, "cache", "verify", "--cache-dir", "cache", "--json")
     out, _ = verified.communicate(timeout=60)
