@@ -6,6 +6,9 @@ from pathlib import Path
 from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.compiler import CompilerSpec
+from nxbucket.compile.cost import compile_times
+from nxbucket.compile.executor import MakeExecutor, PoolOptions, Work
+from nxbucket.compile.jobs import job_memory
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.leases import lease
 from nxbucket.compile.lockfile import (
@@ -21,7 +24,7 @@ from nxbucket.compile.lockfile import (
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.outcome import Outcome, PlannedProgram, Reporter
 from nxbucket.compile.plan import plan_programs
-from nxbucket.compile.pool import Pool, PoolOptions
+from nxbucket.compile.pool import local_pool
 from nxbucket.compile.remote import Damaged, Pulled, pull
 from nxbucket.compile.store import Store
 from nxbucket.compile.toolchain import Toolchain
@@ -87,6 +90,7 @@ def build(
     reporter: Reporter,
     options: PoolOptions = PoolOptions(),  # noqa: B008  # frozen
     shard: Shard | None = None,
+    make_executor: MakeExecutor = local_pool,
 ) -> BuildReport:
     """Compile what cache and remote lack, and write the lock once every program is there.
 
@@ -95,7 +99,7 @@ def build(
     """
     planned = plan(spec, cache, compiler)
     mine = [p for p in planned.programs if shard is None or p in shard]
-    reporter.planned(len(mine))
+    reporter.planned(mine)
     outcomes = {}
     for p in mine:
         # With `push`, a hit has work to do too.
@@ -105,8 +109,12 @@ def build(
             reporter.finished(outcomes[p.name])
     if missing := [p for p in mine if p.name not in outcomes]:
         cache.prepare()
+        recorded, target = cache.manifests(), planned.toolchain.target
+        memory = job_memory(recorded, target, compiler.memory_per_job_bytes)
+        times = compile_times(recorded, target)
+        work = Work(cache, compiler, reporter, options, missing, memory, times)
         with lease(cache.root, (p.key for p in planned.programs)):
-            for outcome in Pool(cache, compiler, reporter, options, missing).run():
+            for outcome in make_executor(work).run():
                 outcomes[outcome.name] = outcome
     others = [p for p in planned.programs if p not in mine]
     return _finish(spec, cache, planned.toolchain, [outcomes[p.name] for p in mine], others)
@@ -126,7 +134,7 @@ def gather(
     CompileError naming the programs that are nowhere, or not as locked.
     """
     planned = plan(spec, cache, compiler)
-    reporter.planned(len(planned.programs))
+    reporter.planned(planned.programs)
     outcomes, faults = [], []
     for p in planned.programs:
         found = _gathered(cache, p, remote, previous, planned.toolchain)

@@ -111,6 +111,11 @@ def compile_times(recorded: Mapping[str, Manifest], target: str) -> CompileTimes
     return CompileTimes(median(seconds), len(seconds)) if seconds else None
 
 
+def peak_rss_bytes(recorded: Mapping[str, Manifest], target: str) -> int | None:
+    """The most memory that a compile for `target` was seen to hold; None if none was recorded."""
+    return max((m.peak_rss_bytes for m in recorded.values() if m.target == target), default=None)
+
+
 def _num_layers(signature: ProgramSignature) -> int:
     """A layer has one tensor of keys and one of values."""
     return len(list(signature.of_role("kv_cache"))) // 2

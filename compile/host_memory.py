@@ -1,4 +1,4 @@
-"""This host's free memory."""
+"""This host's free memory, and how memory is written."""
 
 from pathlib import Path
 
@@ -16,3 +16,7 @@ def available_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB"

@@ -1,10 +1,12 @@
 """What is known of each program while a build runs, and how it came out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from nxbucket.compile.cache import LockHolder, Lookup
+from nxbucket.compile.eta import Eta
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.program import BucketProgram
 
@@ -34,7 +36,7 @@ class Outcome:
     """How one program came out.
 
     `detail` says what was wrong with an artifact that was there, if anything; of a failure, it is
-    the reason; read on in `log_path`.
+    the reason; read on in `log_path`. `retryable`: it may be better the next time.
     """
 
     planned: PlannedProgram
@@ -45,6 +47,7 @@ class Outcome:
     log_path: Path | None = None
     log_tail: str = ""
     hint: str | None = None
+    retryable: bool = False
 
     @property
     def name(self) -> str:
@@ -52,10 +55,11 @@ class Outcome:
 
 
 class Reporter(Protocol):
-    """Told what happens, from several threads."""
+    """Told what happens, from several threads. `place`: the host, where it is not this one."""
 
-    def planned(self, total: int) -> None: ...
-    def started(self, planned: PlannedProgram) -> None: ...
+    def planned(self, programs: Sequence[PlannedProgram]) -> None: ...
+    def begins(self, eta: Eta) -> None: ...
+    def started(self, planned: PlannedProgram, place: str | None = None) -> None: ...
     def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None: ...
     def finished(self, outcome: Outcome) -> None: ...
     def noted(self, sentence: str) -> None: ...

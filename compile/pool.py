@@ -1,90 +1,80 @@
-"""The compiles of one build on this host: a few at a time, each in a process of its own."""
+"""The compiles of one build: a few at a time, each program once, whoever else is at it."""
 
 import collections
 import concurrent.futures
-import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, Lookup
-from nxbucket.compile.compiler import CompilerSpec
-from nxbucket.compile.host_memory import available_bytes
-from nxbucket.compile.outcome import Outcome, PlannedProgram, Reporter
+from nxbucket.compile.cache import Corrupt, Hit, Lookup
+from nxbucket.compile.eta import Eta
+from nxbucket.compile.executor import NotBegun, Runner, Signals, Work
+from nxbucket.compile.jobs import choose_jobs
+from nxbucket.compile.local_runner import LocalRunner
+from nxbucket.compile.outcome import Outcome, PlannedProgram
 from nxbucket.compile.remote import Damaged, Pulled, pull, push
-from nxbucket.compile.store import Store
-from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
-from nxbucket.compile.worker import job_json
+from nxbucket.compile.subprocess_job import JobFailure, Stopped
 
 POLL_S = 0.2
 
 
-@dataclass(frozen=True)
-class PoolOptions:
-    """`jobs`: None for as many as cores and memory carry. `remote`: asked before each compile, and
-    with `push` given each artifact as soon as it is there."""
-
-    jobs: int | None = None
-    timeout_s: float | None = None
-    remote: Store | None = None
-    push: bool = False
-    keep_going: bool = True
-
-
-def default_jobs(num_missing: int, memory_per_job_bytes: int) -> int:
-    """As many as cores and free memory carry, at least one."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(num_missing, cores, available_bytes() // memory_per_job_bytes))
+def local_pool(work: Work) -> "Pool":
+    """As many processes on this host as were asked for, or as it carries."""
+    jobs = choose_jobs(len(work.pending), work.memory, work.options.jobs)
+    work.reporter.noted(f"note: {jobs.why}")
+    return Pool(work, LocalRunner(work.cache, work.compiler, work.options), jobs.count)
 
 
 class Pool:
-    """Threads that take from `pending`; each waits for one compile at a time."""
+    """Threads that take from `pending`; each waits for one compile at a time.
+
+    `at_a_time`: how many of them really run, for the estimate, where not all that wait do.
+    """
 
     def __init__(
-        self,
-        cache: ArtifactCache,
-        compiler: CompilerSpec,
-        reporter: Reporter,
-        options: PoolOptions,
-        pending: list[PlannedProgram],
+        self, work: Work, runner: Runner, threads: int, at_a_time: int | None = None
     ) -> None:
-        self._cache = cache
-        self._compiler = compiler
-        self._reporter = reporter
-        self._options = options
-        self._pending = collections.deque(pending)
+        self._cache = work.cache
+        self._reporter = work.reporter
+        self._options = work.options
+        self._runner = runner
+        self._threads = threads
+        self._eta = Eta(work.expected_s(), at_a_time or threads)
+        self._pending = collections.deque(work.pending)
         self._again: collections.deque[PlannedProgram] = collections.deque()
-        self._stop = threading.Event()
-        self._failed = threading.Event()
+        self._signals = Signals(threading.Event(), threading.Event())
 
     def run(self) -> list[Outcome]:
-        """Every program's outcome. What died of short memory is tried once more, alone, at the end.
+        """Every program's outcome. What was worth a retry is tried once more, at the end.
 
         KeyboardInterrupt stops the running compiles and leaves what is finished in the cache.
         """
-        memory_bytes = self._compiler.memory_per_job_bytes
-        jobs = self._options.jobs or default_jobs(len(self._pending), memory_bytes)
-        outcomes = self._drain(jobs)
+        self._reporter.begins(self._eta)
+        outcomes = self._drain(self._threads, last=not self._options.retry)
         self._pending, self._again = self._again, collections.deque()
-        return [*outcomes, *self._drain(1, last=True)]
+        threads = 1 if self._runner.retries_alone else self._threads
+        return [*outcomes, *self._drain(threads, last=True)]
 
-    def _drain(self, jobs: int, *, last: bool = False) -> list[Outcome]:
-        threads = concurrent.futures.ThreadPoolExecutor(jobs)
+    def _drain(self, num_threads: int, *, last: bool) -> list[Outcome]:
+        threads = concurrent.futures.ThreadPoolExecutor(num_threads)
         done = False
         try:
-            futures = [threads.submit(self._work, last) for _ in range(jobs)]
+            futures = [threads.submit(self._work, last) for _ in range(num_threads)]
+            # In steps: an interrupt that is no signal, such as Ray's, wakes no thread that waits.
+            while concurrent.futures.wait(futures, POLL_S).not_done:
+                pass
             outcomes = [outcome for f in futures for outcome in f.result()]
             done = True
             return outcomes
         finally:
             # Ctrl-C can come while the first threads already compile and others are not made yet.
             if not done:
-                self._stop.set()
+                self._signals.stop.set()
             threads.shutdown()
 
     def _work(self, last: bool) -> list[Outcome]:
         outcomes = []
-        while not self._stop.is_set():
+        while not self._signals.stop.is_set():
             try:
                 planned = self._pending.popleft()
             except IndexError:
@@ -94,41 +84,33 @@ class Pool:
             except Stopped:
                 break
             except BaseException:
-                self._stop.set()
+                self._signals.stop.set()
                 raise
             if outcome is None:
                 continue
+            self._eta.finished(planned.name, compiled=outcome.status in ("compiled", "rebuilt"))
             self._reporter.finished(outcome)
             outcomes.append(outcome)
         return outcomes
 
     def _one(self, planned: PlannedProgram, last: bool) -> Outcome | None:
         """The program's outcome; None if it stands in a queue again."""
-        if self._failed.is_set() and not self._options.keep_going:
-            return Outcome(planned, "skipped", 0.0, None, "another program failed")
+        if self._signals.no_more.is_set():
+            return _skipped(planned)
         start = time.monotonic()
         with self._cache.lock(planned.key, blocking=False) as held:
             if not held:
                 # Another process compiles it. Try the others first, then look again.
                 self._reporter.waiting(planned, self._cache.lock_holder(planned.key))
                 self._pending.append(planned)
-                self._stop.wait(POLL_S)
+                self._signals.stop.wait(POLL_S)
                 return None
             found = self._cache.lookup(planned.key)
             if isinstance(found, Hit):
                 return self._pushed(Outcome(planned, "hit", 0.0, found.manifest))
             if (pulled := self._pull(planned, start)) is not None:
                 return pulled
-            self._reporter.started(planned)
-            try:
-                outcome = self._compile(planned, found, start)
-            except JobFailure as failure:
-                if failure.worth_a_retry and not last:
-                    self._again.append(planned)
-                    return None
-                self._failed.set()
-                return _failed(planned, failure, start)
-            return self._pushed(outcome)
+            return self._compile(planned, found, last)
 
     def _pull(self, planned: PlannedProgram, start: float) -> Outcome | None:
         store = self._options.remote
@@ -141,33 +123,34 @@ class Pool:
             self._reporter.noted(f"{planned.name}: not pulled: {found.reason}")
         return None
 
-    def _compile(self, planned: PlannedProgram, found: Lookup, start: float) -> Outcome:
-        """Raises JobFailure."""
-        result = self._run_job(planned)
-        graph_entry = self._cache.lookup(str(result["graph_key"]))
-        assert isinstance(graph_entry, Hit), graph_entry
-        if graph_entry.manifest.toolchain != planned.inputs["toolchain"]:
-            # The key was computed with another one: its bytes are not those that the key names.
-            raise JobFailure(
-                "was replaced by another version while the build ran",
-                self._cache.log_path(planned.key),
-                hint="nxbucket compile builds it with the one that is there now",
-            )
-        manifest = self._cache.link(graph_entry.manifest, planned.inputs)
+    def _compile(self, planned: PlannedProgram, found: Lookup, last: bool) -> Outcome | None:
+        start = time.monotonic()
+
+        def begun(place: str | None) -> None:
+            nonlocal start
+            start = time.monotonic()  # A remote job may have waited for hours.
+            self._eta.started(planned.name)
+            self._reporter.started(planned, place)
+
+        try:
+            made = self._runner.run(planned, begun, self._signals)
+        except NotBegun:
+            return _skipped(planned)
+        except JobFailure as failure:
+            if failure.worth_a_retry and not last:
+                once_more = f"the compiler {failure.reason}; it is tried once more, later"
+                self._reporter.noted(f"{planned.name}: {once_more}")
+                self._again.append(planned)
+                return None
+            if not self._options.keep_going:
+                self._signals.no_more.set()
+            return _failed(planned, failure, start)
         wall_s = time.monotonic() - start
         damage = found.reason if isinstance(found, Corrupt) else None
-        if result["reused"]:
-            return Outcome(planned, "reused", wall_s, manifest, damage)
-        return Outcome(planned, "rebuilt" if damage else "compiled", wall_s, manifest, damage)
-
-    def _run_job(self, planned: PlannedProgram) -> dict[str, object]:
-        store = self._options.remote
-        with self._cache.work_dir(planned.key) as work_dir:
-            remote = None if store is None else store.location
-            job = job_json(planned.program, self._compiler, self._cache, work_dir, remote)
-            log_path = self._cache.log_path(planned.key)
-            with self._cache.writing():
-                return run_job(job, work_dir, log_path, self._options.timeout_s, self._stop)
+        outcome = Outcome(planned, made.status, wall_s, made.manifest, damage)
+        if damage and made.status == "compiled":
+            outcome = replace(outcome, status="rebuilt")
+        return outcome if self._runner.pushes else self._pushed(outcome)
 
     def _pushed(self, outcome: Outcome) -> Outcome:
         """The outcome, its artifact in the remote too if that is wanted.
@@ -189,6 +172,10 @@ class Pool:
         return replace(outcome, status="adopted", manifest=theirs.manifest)
 
 
+def _skipped(planned: PlannedProgram) -> Outcome:
+    return Outcome(planned, "skipped", 0.0, None, "another program failed")
+
+
 def _failed(planned: PlannedProgram, failure: JobFailure, start: float) -> Outcome:
     return Outcome(
         planned,
@@ -199,6 +186,7 @@ def _failed(planned: PlannedProgram, failure: JobFailure, start: float) -> Outco
         log_path=failure.log_path,
         log_tail=failure.log_tail,
         hint=failure.hint,
+        retryable=failure.worth_a_retry,
     )
 
 

@@ -12,9 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nxbucket.compile.failure import Failure
+from nxbucket.compile.host_memory import gib
+from nxbucket.compile.process_group import group_rss_bytes
 
 TAIL_LINES = 15
+POLL_S = 0.1
 UNKEYED_ENVIRONMENT = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "AOT_INDUCTOR_", "AOTI_")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one job, its children included. Past one, all of it is killed."""
+
+    timeout_s: float | None = None
+    max_rss_bytes: int | None = None
 
 
 class Stopped(Exception):
@@ -49,7 +60,7 @@ class JobFailure(Exception):
 
 
 def run_job(
-    job: str, work_dir: Path, log_path: Path, timeout_s: float | None, stop: threading.Event
+    job: str, work_dir: Path, log_path: Path, limits: Limits, stop: threading.Event
 ) -> dict[str, object]:
     """Run `nxbucket.compile.worker` on `job`; its result. Raises JobFailure or Stopped.
 
@@ -75,14 +86,12 @@ def run_job(
             start_new_session=True,
         )
     try:
-        returncode = _wait(process, timeout_s, stop)
+        returncode = _wait(process, limits, stop, log_path)
     finally:
         # The group also when the process itself has ended: it may have left children behind.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if returncode is None:
-        raise JobFailure(f"ran into the time limit of {timeout_s:g} s", log_path)
     if returncode < 0:
         name = signal.Signals(-returncode).name
         why = " (out of memory?)" if name == "SIGKILL" else ""
@@ -111,14 +120,26 @@ def _clean_environment() -> dict[str, str]:
 
 
 def _wait(
-    process: subprocess.Popen[bytes], timeout_s: float | None, stop: threading.Event
-) -> int | None:
-    """The exit status, or None once the time limit has passed. Raises Stopped."""
+    process: subprocess.Popen[bytes], limits: Limits, stop: threading.Event, log_path: Path
+) -> int:
+    """The exit status. Raises Stopped, or JobFailure past a limit."""
+    timeout_s, max_rss_bytes = limits.timeout_s, limits.max_rss_bytes
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=0.1)
+            return process.wait(timeout=POLL_S)
         if stop.is_set():
             raise Stopped
         if deadline is not None and time.monotonic() > deadline:
-            return None
+            raise JobFailure(
+                f"ran into the time limit of {timeout_s:g} s",
+                log_path,
+                hint="a larger --timeout-s lets it run longer",
+            )
+        if max_rss_bytes is not None and (held := group_rss_bytes(process.pid)) > max_rss_bytes:
+            raise JobFailure(
+                f"held {gib(held)} of memory, and the limit is {gib(max_rss_bytes)}",
+                log_path,
+                hint="a larger --max-rss-gib lets it have more",
+                retryable=True,
+            )

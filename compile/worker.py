@@ -55,7 +55,7 @@ def main(job_file: str, result_file: str) -> None:
         sys.exit("the command that asked for this compile has gone")
     try:
         manifest, reused = compile_job(
-            _program_from_json(job["program"]),
+            program_from_json(job["program"]),
             CompilerSpec(**job["compiler"]),
             ArtifactCache(Path(job["cache_dir"])),
             Path(job["work_dir"]),
@@ -132,7 +132,7 @@ def _log_sha256() -> str:
     return file_sha256(path) if path.is_file() else sha256_hex(b"")
 
 
-def _program_from_json(raw: dict[str, Any]) -> BucketProgram:
+def program_from_json(raw: dict[str, Any]) -> BucketProgram:
     return BucketProgram(**{**raw, "architecture": Architecture.from_json(raw["architecture"])})
 
 

@@ -32,7 +32,8 @@ class NullOptions:
 
     `kill`: how often a program's compile kills itself before it goes through. `exit_0`: ends early,
     without an error. `spawn`: starts a child and writes its pid down. `salt`: "random" makes the
-    bytes differ from run to run, as those of real compilers do.
+    bytes differ from run to run, as those of real compilers do. `hold_mib`: memory that a child of
+    the program's compile holds, for longer than it takes to be seen.
     """
 
     target: str = "cpu-null"
@@ -46,6 +47,7 @@ class NullOptions:
     spawn: tuple[str, ...] = ()
     exit_0: tuple[str, ...] = ()
     kill: Mapping[str, int] | None = None
+    hold_mib: Mapping[str, int] | None = None
 
     def environ(self) -> dict[str, str]:
         return {ENVIRONMENT: json.dumps(asdict(self))}
@@ -72,6 +74,9 @@ class NullCompiler:
         if name in options.fail:
             print(f"null compiler: internal error in {name}", flush=True)
             raise RuntimeError(f"cannot compile {name}")
+        if mib := (options.hold_mib or {}).get(name):
+            code = f"import time; held = b'x' * ({mib} << 20); time.sleep(3)"
+            subprocess.run([sys.executable, "-c", code], check=True)
         if name in options.exit_0:
             sys.exit(0)
         if name in options.spawn:

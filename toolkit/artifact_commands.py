@@ -1,7 +1,9 @@
 """`nxbucket compile`."""
 
+import contextlib
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,37 +14,62 @@ from nxbucket.toolkit.plan_commands import print_plan_of
 from nxbucket.toolkit.store_commands import remote_of
 
 if TYPE_CHECKING:
-    from nxbucket.compile.build import BuildReport, Shard
-    from nxbucket.compile.cache import CacheChoice
+    from nxbucket.compile.build import Shard
+    from nxbucket.compile.executor import MakeExecutor
+    from nxbucket.compile.store import Store
     from nxbucket.toolkit.spec import DeploySpec
 
 app = typer.Typer(rich_markup_mode=None)
+
+
+EXIT_CODES = """
+
+\b
+Exit codes, for CI:
+  0    every program is there, and the lock names them
+  1    a program did not compile, or the model file, cache or store is at fault
+  2    wrong usage
+  3    this host lacks something: a compiler, a package, a permission, a Ray cluster
+  130  interrupted (Ctrl-C); what is finished stays
+"""
 
 
 @app.command(
     epilog=examples(
         "nxbucket compile --dry-run",
         "nxbucket compile model.yaml",
-        "nxbucket compile model.yaml --jobs 4 --timeout-s 3600 --json",
+        "nxbucket compile model.yaml --jobs 4 --timeout-s 3600 --max-rss-gib 24 --json",
+        "nxbucket compile model.yaml --shard 2/4 --push --junit compile.xml",
+        "nxbucket compile model.yaml --executor ray --remote s3://bucket/prefix",
         "nxbucket compile model.yaml --emulate",
     )
+    + EXIT_CODES
 )
 def compile(
     model_yaml: ModelFile = None,
     jobs: Annotated[
-        int | None,
+        str,
         typer.Option(
             "--jobs",
             "-j",
-            min=1,
-            help="Programs compiled at a time. Default: what cores and free memory carry.",
-            show_default=False,
+            metavar="N|auto",
+            help="Programs compiled at a time; auto: what cores and free memory carry.",
         ),
-    ] = None,
+    ] = "auto",
     timeout_s: Annotated[
         float | None,
         typer.Option(
             "--timeout-s", min=1, help="Give a program up after this long.", show_default=False
+        ),
+    ] = None,
+    max_rss_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--max-rss-gib",
+            min=0.01,
+            help="Stop a compile whose processes hold more memory than this. It is tried once "
+            "more, alone.",
+            show_default=False,
         ),
     ] = None,
     remote: Remote = None,
@@ -76,6 +103,36 @@ def compile(
             help="Begin no other program once one has failed. Default: go on with the others.",
         ),
     ] = False,
+    junit: Annotated[
+        Path | None,
+        typer.Option(
+            "--junit",
+            metavar="FILE",
+            help="Write a JUnit XML report, one test for each program; on failure and Ctrl-C, too.",
+            show_default=False,
+        ),
+    ] = None,
+    executor: Annotated[
+        Literal["local", "ray"],
+        typer.Option(
+            "--executor", help="Compile on this host, or on a Ray cluster, which needs a remote."
+        ),
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="The cluster. Default: RAY_ADDRESS, or the cluster that this host is part of.",
+            show_default=False,
+        ),
+    ] = None,
+    ray_cpus_per_job: Annotated[
+        float,
+        typer.Option(
+            "--ray-cpus-per-job", min=0.1, help="Cores that each program's task asks for."
+        ),
+    ] = 1.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `nxbucket plan` does, and stop.")
     ] = False,
@@ -95,16 +152,21 @@ def compile(
         from nxbucket.compile.cache import ArtifactCache, choose_cache
         from nxbucket.compile.compiler import compiler_for
         from nxbucket.compile.cost import memory_of
+        from nxbucket.compile.executor import PoolOptions
         from nxbucket.compile.host_memory import available_bytes
         from nxbucket.compile.lockfile import lock_path, read_lock
+        from nxbucket.compile.outcome import Reporter
         from nxbucket.compile.plan import plan_programs
-        from nxbucket.compile.pool import PoolOptions
+        from nxbucket.compile.pool import local_pool
+        from nxbucket.toolkit.compile_report import print_report
+        from nxbucket.toolkit.junit import JUnitReporter
         from nxbucket.toolkit.plan_report import memory_warning
         from nxbucket.toolkit.progress import reporter
         from nxbucket.toolkit.spec import load_spec
 
         spec = load_spec(model_file(model_yaml))
         part = None if shard is None else _shard(shard)
+        num_jobs = _jobs(jobs)
         for note in spec.notes:
             output.print_note(note)
         if spec.model_commit is not None:
@@ -119,20 +181,49 @@ def compile(
                 "--push without a remote to push to",
                 hint="set artifacts.remote in the model file, or give --remote",
             )
+        make_executor: MakeExecutor = local_pool
+        if executor == "ray":
+            make_executor = _ray(store, ray_address, ray_cpus_per_job)
         memory = memory_of(plan_programs(spec))
         if warning := memory_warning(spec, memory, available_bytes()):
             output.print_warning(warning)
         start = time.monotonic()
-        with reporter() as progress:
+        with contextlib.ExitStack() as stack:
+            progress: Reporter = stack.enter_context(reporter())
+            if junit is not None:
+                progress = stack.enter_context(JUnitReporter(progress, junit, str(spec.path)))
             if locked:
                 lock = read_lock(lock_path(spec.path))
                 report = gather(spec, cache, compiler, progress, store, lock)
             else:
-                options = PoolOptions(jobs, timeout_s, store, push, not fail_fast)
-                report = build(spec, cache, compiler, progress, options, part)
-        _print_report(report, spec, choice, time.monotonic() - start, as_json)
+                max_rss_bytes = None if max_rss_gib is None else int(max_rss_gib * (1 << 30))
+                options = PoolOptions(
+                    num_jobs, timeout_s, store, push, not fail_fast, max_rss_bytes
+                )
+                report = build(spec, cache, compiler, progress, options, part, make_executor)
+        print_report(report, spec, choice, time.monotonic() - start, as_json)
         if report.failed:
             raise typer.Exit(CompileError.exit_code)
+
+
+def _jobs(text: str) -> int | None:
+    """None for `auto`."""
+    if text == "auto":
+        return None
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise UsageError(f"--jobs is {text!r}", hint="a number of programs at a time, or auto")
+
+
+def _ray(store: "Store | None", address: str | None, cpus_per_job: float) -> "MakeExecutor":
+    if store is None:
+        raise UsageError(
+            "--executor ray without a remote: it is where the nodes put what they compile",
+            hint="set artifacts.remote in the model file, or give --remote",
+        )
+    from nxbucket.compile.ray_executor import RayOptions, ray_executor
+
+    return ray_executor(RayOptions(address, cpus_per_job))
 
 
 def _shard(text: str) -> "Shard":
@@ -152,84 +243,3 @@ def _check_checkpoint(spec: "DeploySpec") -> None:
         check_checkpoint(spec.model_dir, spec.architecture)
     else:
         output.print_note(f"{spec.model_dir} has no weights: compiling from config.json alone")
-
-
-def _print_report(
-    report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float, as_json: bool
-) -> None:
-    if as_json:
-        output.print_json(_report_json(report, spec, choice, wall_s))
-        return
-    from nxbucket.compile.explain import compile_command
-    from nxbucket.compile.targets import HLO_TARGET
-
-    rows = [("program", "status", "seconds", "bytes", "key")]
-    for o in report.outcomes:
-        size = str(o.manifest.size_bytes) if o.manifest else "-"
-        rows.append((o.name, o.status, f"{o.wall_s:.1f}", size, o.planned.key))
-    output.print_table(rows)
-    for o in report.failed:
-        if o.status == "skipped":
-            continue
-        output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
-        output.print_indented(o.log_tail)
-        if o.hint is not None:
-            output.print_hint(f"{o.name}: {o.hint}")
-    if report.failed:
-        again = compile_command(spec.path, emulate=report.toolchain.target == HLO_TARGET)
-        output.print_error(
-            CompileError(
-                f"{len(report.failed)} of {len(report.outcomes)} programs did not compile; "
-                f"{report.lock_file} is as it was",
-                hint=f"mend what the logs say; `{again}` builds only these",
-            )
-        )
-        return
-    for name in report.changed:
-        output.print_note(f"{name}: its bytes are new, and the lock names them now")
-    before, now = report.previous_commit, spec.model_commit
-    if before is not None and now is not None and before != now:
-        output.print_note(
-            f"{spec.model}: {before[:12]} -> {now[:12]}; the lock names the new commit"
-        )
-    if report.others:
-        output.print_note(
-            f"{len(report.others)} programs of other shards are not in this cache, so "
-            f"{report.lock_file} is as it was; when all are pushed: nxbucket lock {spec.path}"
-        )
-        return
-    state = "written" if report.lock_written else "unchanged"
-    output.print_note(f"{report.lock_file} {state}; {len(rows) - 1} programs in {wall_s:.1f} s")
-
-
-def _report_json(
-    report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float
-) -> dict[str, Any]:
-    return {
-        "ok": not report.failed,
-        "target": report.toolchain.target,
-        "toolchain": dict(report.toolchain.versions),
-        "cache_dir": str(choice.root),
-        "lock": str(report.lock_file),
-        "lock_written": report.lock_written,
-        "model_commit": spec.model_commit,
-        "previous_commit": report.previous_commit,
-        "changed": report.changed,
-        "others": list(report.others),
-        "wall_s": round(wall_s, 3),
-        "programs": [
-            {
-                "name": o.name,
-                "status": o.status,
-                "key": o.planned.key,
-                "graph_key": o.manifest.graph_key if o.manifest else None,
-                "digest": o.manifest.blobs[0].digest if o.manifest else None,
-                "size_bytes": o.manifest.size_bytes if o.manifest else None,
-                "wall_s": round(o.wall_s, 3),
-                "detail": o.detail,
-                "hint": o.hint,
-                "log": str(o.log_path) if o.log_path else None,
-            }
-            for o in report.outcomes
-        ],
-    }

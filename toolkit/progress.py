@@ -2,9 +2,11 @@
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nxbucket.compile.cache import LockHolder
+from nxbucket.compile.eta import Eta
 from nxbucket.compile.outcome import Outcome, PlannedProgram
 
 if TYPE_CHECKING:
@@ -25,11 +27,14 @@ class PlainReporter:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, total: int) -> None:
-        self._total = total
+    def planned(self, programs: Sequence[PlannedProgram]) -> None:
+        self._total = len(programs)
 
-    def started(self, planned: PlannedProgram) -> None:
-        self._say(f"{planned.name}: compiling")
+    def begins(self, eta: Eta) -> None:
+        self._say(f"note: {eta.at_the_start()}")
+
+    def started(self, planned: PlannedProgram, place: str | None = None) -> None:
+        self._say(f"{planned.name}: compiling{_on(place)}")
 
     def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None:
         with self._lock:
@@ -48,7 +53,9 @@ class PlainReporter:
         self._say(sentence)
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        # One write: print's second one, of the line's end, can come after another thread's first.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 class LiveReporter(PlainReporter):
@@ -61,17 +68,31 @@ class LiveReporter(PlainReporter):
             BarColumn,
             MofNCompleteColumn,
             Progress,
+            ProgressColumn,
             SpinnerColumn,
+            Task,
             TextColumn,
             TimeElapsedColumn,
         )
+        from rich.text import Text
 
+        class Left(ProgressColumn):
+            """Of the whole build, in its row."""
+
+            def render(self, task: Task) -> Text:
+                return Text(left() if task.fields.get("overall") else "")
+
+        def left() -> str:
+            return "" if self._eta is None else self._eta.left()
+
+        self._eta: Eta | None = None
         self._progress: Progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            Left(),
             console=Console(stderr=True),
             transient=True,
         )
@@ -84,13 +105,20 @@ class LiveReporter(PlainReporter):
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def planned(self, total: int) -> None:
-        super().planned(total)
-        self._overall = self._progress.add_task("programs", total=total)
+    def planned(self, programs: Sequence[PlannedProgram]) -> None:
+        super().planned(programs)
+        self._overall = self._progress.add_task("programs", total=len(programs), overall=True)
 
-    def started(self, planned: PlannedProgram) -> None:
+    def begins(self, eta: Eta) -> None:
+        super().begins(eta)
+        self._eta = eta
+
+    def started(self, planned: PlannedProgram, place: str | None = None) -> None:
         with self._lock:
-            self._rows[planned.name] = self._progress.add_task(f"{planned.name} compiling", total=1)
+            # The second try of one that failed has a row already.
+            if planned.name not in self._rows:
+                label = f"{planned.name} compiling{_on(place)}"
+                self._rows[planned.name] = self._progress.add_task(label, total=1)
 
     def finished(self, outcome: Outcome) -> None:
         with self._lock:
@@ -102,6 +130,10 @@ class LiveReporter(PlainReporter):
 
     def _say(self, line: str) -> None:
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _on(place: str | None) -> str:
+    return "" if place is None else f" on {place}"
 
 
 def describe(outcome: Outcome) -> str:

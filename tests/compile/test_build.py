@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,54 +12,25 @@ from pathlib import Path
 
 import pytest
 from null_compiler import NullOptions, model_file, null_spec, recorded, recorded_pids
+from recorder import Recorder
 
+from nxbucket.compile import jobs as jobs_module
 from nxbucket.compile import key as key_module
-from nxbucket.compile import pool as pool_module
 from nxbucket.compile.build import BuildReport, build, plan
-from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Miss
+from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, Miss
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.cpu import CpuCompiler
+from nxbucket.compile.executor import PoolOptions
 from nxbucket.compile.host_memory import available_bytes
+from nxbucket.compile.jobs import JobMemory, choose_jobs
 from nxbucket.compile.lockfile import lock_path, read_lock
-from nxbucket.compile.outcome import Outcome, PlannedProgram
-from nxbucket.compile.pool import PoolOptions, default_jobs
-from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
+from nxbucket.compile.outcome import Outcome
+from nxbucket.compile.subprocess_job import JobFailure, Limits, Stopped, run_job
 from nxbucket.serve.served import Served
 from nxbucket.toolkit.errors import BindError, CompileError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
 Workers = Callable[[], list[int]]
-
-
-class Recorder:
-    """A Reporter that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.running = self.most_running = 0
-        self._lock = threading.Lock()
-
-    def planned(self, total: int) -> None:
-        self.lines.append(f"planned {total}")
-
-    def started(self, planned: PlannedProgram) -> None:
-        with self._lock:
-            self.lines.append(f"started {planned.name}")
-            self.running += 1
-            self.most_running = max(self.running, self.most_running)
-
-    def waiting(self, planned: PlannedProgram, holder: LockHolder | None) -> None:
-        with self._lock:
-            self.lines.append(f"waiting {planned.name} {holder.pid if holder else None}")
-
-    def finished(self, outcome: Outcome) -> None:
-        with self._lock:
-            self.lines.append(f"{outcome.status} {outcome.name}")
-            self.running -= outcome.status != "hit"
-
-    def noted(self, sentence: str) -> None:
-        with self._lock:
-            self.lines.append(f"noted {sentence}")
 
 
 class Bench:
@@ -72,12 +44,16 @@ class Bench:
         self.reporter = Recorder()
 
     def build(
-        self, jobs: int = 2, timeout_s: float | None = None, **options: object
+        self,
+        jobs: int | None = 2,
+        timeout_s: float | None = None,
+        max_rss_bytes: int | None = None,
+        **options: object,
     ) -> BuildReport:
         (self.events / "events").unlink(missing_ok=True)
         self.reporter = Recorder()
         compiler = null_spec(events=str(self.events), **options)
-        pool = PoolOptions(jobs=jobs, timeout_s=timeout_s)
+        pool = PoolOptions(jobs=jobs, timeout_s=timeout_s, max_rss_bytes=max_rss_bytes)
         return build(self.spec, self.cache, compiler, self.reporter, pool)
 
     def compiled(self) -> list[str]:
@@ -250,6 +226,41 @@ def test_a_time_limit_kills_the_compiler_and_its_children(bench: Bench, workers:
     assert no_longer_alive(recorded_pids(bench.events))
 
 
+def test_a_compile_whose_children_hold_too_much_is_killed_and_tried_once_more_alone(
+    bench: Bench, workers: Workers
+) -> None:
+    report = bench.build(hold_mib={"prefill_s32": 400}, max_rss_bytes=300 << 20)
+    assert statuses(report) == {"prefill_s32": "failed", "decode_b1": "compiled"}
+    [failed] = report.failed
+    held = re.fullmatch(
+        r"held (0\.\d\d) GiB of memory, and the limit is 0.29 GiB", failed.detail or ""
+    )
+    assert held is not None
+    assert 0.3 < float(held[1]) < 0.6
+    assert "--max-rss-gib" in (failed.hint or "")
+    assert bench.compiled().count("prefill_s32") == 2
+    assert bench.reporter.lines[-2:] == ["started prefill_s32", "failed prefill_s32"]
+    assert workers() == []
+    assert statuses(bench.build(max_rss_bytes=300 << 20))["prefill_s32"] == "compiled"
+
+
+def test_how_many_jobs_and_how_long_follow_what_the_cache_has_recorded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, (32,), (1,))
+    bench.build(jobs=None, sleep_s=0.5)
+    first = " ".join(bench.reporter.lines)
+    assert "3.00 GiB for each (assumed)" in first
+    assert "begins 2 programs to compile; no record of how long one takes" in first
+    assert bench.reporter.eta.remaining_s() == 0
+
+    bench.spec = load_spec(model_file(tmp_path, (32, 64, 128), (1,)))
+    report = bench.build(jobs=None)
+    peak = max(o.manifest.peak_rss_bytes for o in report.outcomes if o.manifest)
+    assert peak < 200 << 20
+    second = " ".join(bench.reporter.lines)
+    assert "(the most recorded for cpu-null, and a fifth more)" in second
+    assert re.search(r"begins 2 programs to compile: ~[12] s, by what is recorded", second)
+
+
 def test_a_compiler_that_dies_leaves_no_child_behind(bench: Bench) -> None:
     report = bench.build(kill={"prefill_s32": 2}, spawn=("prefill_s32",))
     assert statuses(report)["prefill_s32"] == "failed"
@@ -396,16 +407,20 @@ def test_a_lock_that_is_garbage_is_replaced(bench: Bench) -> None:
 def test_the_number_of_jobs_follows_work_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch, free_gib: int, cores: int, missing: int, jobs: int
 ) -> None:
-    monkeypatch.setattr(pool_module, "available_bytes", lambda: free_gib << 30)
+    monkeypatch.setattr(jobs_module, "available_bytes", lambda: free_gib << 30)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert null_spec().memory_per_job_bytes == 3 << 30
-    assert default_jobs(missing, 3 << 30) == jobs
-    assert default_jobs(missing, 16 << 30) <= max(1, free_gib // 16)
+    chosen = choose_jobs(missing, JobMemory(3 << 30, "assumed"))
+    assert chosen.count == jobs
+    each = f"{cores} cores, {free_gib}.00 GiB free, 3.00 GiB for each (assumed)"
+    assert chosen.why == f"{jobs} job{'s' * (jobs > 1)} at a time: {each}"
+    assert choose_jobs(missing, JobMemory(16 << 30, "")).count <= max(1, free_gib // 16)
+    assert choose_jobs(missing, JobMemory(3 << 30, ""), wanted=7).count == 7
 
 
 def test_a_job_that_is_garbage_fails_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(JobFailure) as caught:
-        run_job("{}", tmp_path, tmp_path / "log", None, threading.Event())
+        run_job("{}", tmp_path, tmp_path / "log", Limits(), threading.Event())
     assert caught.value.reason == "exited with status 1"
     assert caught.value.signal_number is None
     assert "KeyError" in caught.value.log_tail
@@ -414,7 +429,7 @@ def test_a_job_that_is_garbage_fails_with_its_log(tmp_path: Path) -> None:
 def test_a_worker_whose_parent_has_gone_does_nothing(tmp_path: Path) -> None:
     job = json.dumps({"parent_pid": 1 << 30})
     with pytest.raises(JobFailure) as caught:
-        run_job(job, tmp_path, tmp_path / "log", None, threading.Event())
+        run_job(job, tmp_path, tmp_path / "log", Limits(), threading.Event())
     assert "has gone" in caught.value.log_tail
 
 
@@ -422,7 +437,7 @@ def test_a_stopped_job_raises_stopped(tmp_path: Path, workers: Workers) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
-        run_job("{}", tmp_path, tmp_path / "log", None, stop)
+        run_job("{}", tmp_path, tmp_path / "log", Limits(), stop)
     assert workers() == []
 
 

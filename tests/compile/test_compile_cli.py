@@ -56,7 +56,7 @@ def small(tmp_path: Path) -> Path:
 
 PROGRAM_FIELDS = {
     "name", "status", "key", "graph_key", "digest", "size_bytes", "wall_s", "detail", "log",
-    "hint",
+    "hint", "log_tail",
 }  # fmt: skip
 REPORT_FIELDS = {
     "ok", "target", "toolchain", "cache_dir", "lock", "lock_written", "changed", "others", "wall_s",
@@ -91,7 +91,7 @@ def test_compile_again_is_all_hits_and_imports_neither_torch_nor_vllm(tmp_path: 
         assert (program["key"], str(program["size_bytes"])) == (row[4], row[3])
         assert (program["detail"], program["log"]) == (None, None)
     imported = set(modules.read_text().splitlines())
-    assert not imported & {"torch", "vllm", "numpy", "transformers"}
+    assert not imported & {"torch", "vllm", "numpy", "transformers", "ray"}
     assert "typer" in imported
 
 
@@ -181,6 +181,7 @@ def test_a_failing_program_is_shown_with_its_log_and_the_way_on(tmp_path: Path) 
     [failed] = [p for p in report["programs"] if p["status"] != "hit"]
     assert (failed["name"], failed["status"], failed["log"]) == ("prefill_s64", "failed", str(log))
     assert (failed["digest"], failed["size_bytes"]) == (None, None)
+    assert "null compiler: internal error in prefill_s64" in failed["log_tail"]
     assert run(tmp_path, "compile").returncode == 0
 
 
@@ -525,6 +526,7 @@ def test_on_a_terminal_the_running_programs_are_shown_live(small: Path) -> None:
     assert code == 0
     assert "prefill_s32 compiling" in shown
     assert "0/2" in shown
+    assert "no record of how long one takes" in shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"decode_b1: compiled in [0-9.]+ s \[[12] of 2\]", plain)
     assert "model.lock written; 2 programs" in plain
@@ -537,3 +539,50 @@ def test_ctrl_c_on_a_terminal_gives_the_cursor_back(small: Path, workers: Worker
     assert "Traceback" not in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
     assert workers() == []
+
+
+def test_the_time_that_is_left_is_shown_live_once_something_is_recorded(small: Path) -> None:
+    assert run(small, "compile", sleep_s=1.0, version="1").returncode == 0
+    code, shown = run_on_terminal(small, None, sleep_s=1.0, version="2")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert code == 0
+    assert re.search(r"2 programs to compile: ~[1-3] s, by what is recorded", plain)
+    assert re.search(r"programs .* 0/2 .* ~[1-3] s left", plain)
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two", "1.5", ""])
+def test_a_number_of_jobs_that_is_none_is_wrong_usage(small: Path, jobs: str) -> None:
+    done = run(small, "compile", f"--jobs={jobs}")
+    assert done.returncode == 2
+    assert "hint: a number of programs at a time, or auto" in done.stderr
+
+
+def test_jobs_auto_is_what_is_done_anyway_and_why_is_said(small: Path) -> None:
+    done = run(small, "compile", "--jobs", "auto")
+    assert done.returncode == 0
+    assert re.search(
+        r"note: \d jobs? at a time: \d+ cores, [0-9.]+ GiB free, 3.00 GiB for each \(assumed\)",
+        done.stderr,
+    )
+    assert "note: 2 programs to compile; no record of how long one takes" in done.stderr
+
+
+def test_a_limit_of_memory_is_told_with_how_much_of_what_limit(small: Path) -> None:
+    hold = {"hold_mib": {"prefill_s32": 400}}
+    done = run(small, "compile", "--max-rss-gib", "0.25", "--json", **hold)
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    [failed] = [p for p in report["programs"] if p["status"] == "failed"]
+    assert re.fullmatch(r"held 0\.\d\d GiB of memory, and the limit is 0.25 GiB", failed["detail"])
+    assert failed["hint"] == "a larger --max-rss-gib lets it have more"
+    assert "prefill_s32: the compiler held 0." in done.stderr
+    assert "it is tried once more, later" in done.stderr
+
+
+def test_the_help_has_the_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = cli_here(monkeypatch, capsys, "compile", "--help")
+    assert code == 0
+    ending = [line.split() for line in out.splitlines()[-6:] if line.strip()]
+    assert [line[0] for line in ending[-5:]] == ["0", "1", "2", "3", "130"]
