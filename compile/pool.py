@@ -81,15 +81,17 @@ class Pool:
                 break
             try:
                 outcome = self._one(planned, last)
+                if outcome is None:
+                    continue
+                compiled = outcome.status in ("compiled", "rebuilt")
+                self._eta.finished(planned.name, compiled=compiled)
+                self._reporter.finished(outcome)
             except Stopped:
                 break
             except BaseException:
+                # The other threads' compiles are not waited for.
                 self._signals.stop.set()
                 raise
-            if outcome is None:
-                continue
-            self._eta.finished(planned.name, compiled=outcome.status in ("compiled", "rebuilt"))
-            self._reporter.finished(outcome)
             outcomes.append(outcome)
         return outcomes
 
