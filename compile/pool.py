@@ -62,7 +62,7 @@ class Pool:
             futures = [threads.submit(self._work, last) for _ in range(num_threads)]
             running = set(futures)
             while running:
-                # In steps: an interrupt that is no signal, such as Ray's, wakes no thread that waits.
+                # In steps: an interrupt that is no signal, such as Ray's, wakes nobody who waits.
                 ended, running = concurrent.futures.wait(
                     running, POLL_S, concurrent.futures.FIRST_EXCEPTION
                 )
