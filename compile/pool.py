@@ -60,9 +60,14 @@ class Pool:
         done = False
         try:
             futures = [threads.submit(self._work, last) for _ in range(num_threads)]
-            # In steps: an interrupt that is no signal, such as Ray's, wakes no thread that waits.
-            while concurrent.futures.wait(futures, POLL_S).not_done:
-                pass
+            running = set(futures)
+            while running:
+                # In steps: an interrupt that is no signal, such as Ray's, wakes nobody who waits.
+                ended, running = concurrent.futures.wait(
+                    running, POLL_S, concurrent.futures.FIRST_EXCEPTION
+                )
+                for future in ended:
+                    future.result()  # What one raises stops the others, below.
             outcomes = [outcome for f in futures for outcome in f.result()]
             done = True
             return outcomes
