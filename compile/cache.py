@@ -25,6 +25,7 @@ import filelock
 import platformdirs
 
 from nxbucket.compile.canonical import file_sha256
+from nxbucket.compile.key import has_its_graph
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, BlobRole, Manifest, is_digest
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
@@ -128,6 +129,8 @@ class ArtifactCache:
         for name in ("target", "toolchain"):
             if getattr(manifest, name) != manifest.inputs.get(name):
                 return Corrupt(f"{path}: its `{name}` is not the one of its inputs")
+        if not has_its_graph(manifest):
+            return Corrupt(f"{path}: its HLO is not the graph that its graph key names")
         for blob in manifest.blobs:
             reason = self.check_blob(blob)
             if reason:

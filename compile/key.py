@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nxbucket.compile.canonical import digest_of
+from nxbucket.compile.manifest import Manifest, blob_of
 from nxbucket.compile.program import PROGRAM_VERSION, BucketProgram
 from nxbucket.compile.toolchain import Toolchain
 
@@ -35,6 +36,18 @@ def key_inputs(program: BucketProgram, toolchain: Toolchain) -> dict[str, Any]:
 
 def input_key(program: BucketProgram, toolchain: Toolchain) -> str:
     return digest_of(key_inputs(program, toolchain))
+
+
+def has_its_graph(manifest: Manifest) -> bool:
+    """Whether an artifact that holds its graph holds the one that its graph key was made from.
+
+    An entry's blobs are not part of its key, as compilers are not byte-stable; a graph is.
+    """
+    graph = blob_of(manifest.blobs, "hlo")
+    if graph is None:
+        return True
+    toolchain = Toolchain(manifest.target, manifest.toolchain)
+    return digest_of(graph_key_inputs(graph.digest, toolchain)) == manifest.graph_key
 
 
 def graph_key_inputs(graph_sha256: str, toolchain: Toolchain) -> dict[str, Any]:

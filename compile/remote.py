@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Corrupt, Hit
+from nxbucket.compile.key import has_its_graph
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.store import Content, Progress, Store
@@ -170,6 +171,8 @@ def _manifest(store: Store, key: str, found: Content) -> Manifest | Damaged:
     for name in ("target", "toolchain"):
         if getattr(manifest, name) != manifest.inputs.get(name):
             return Damaged(f"{at}: its `{name}` is not the one of its inputs")
+    if not has_its_graph(manifest):
+        return Damaged(f"{at}: its HLO is not the graph that its graph key names")
     return manifest
 
 

@@ -10,6 +10,7 @@ import pytest
 from null_compiler import NULL_TOOLCHAIN, a_program
 
 from nxbucket.compile.cache import ArtifactCache, Hit
+from nxbucket.compile.canonical import digest_of, sha256_hex
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.store import Content, Progress, Store, StoredObject
@@ -29,13 +30,21 @@ def new_cache(root: Path) -> ArtifactCache:
     return cache
 
 
+def graph_of(graph: str) -> bytes:
+    return b"the graph " + graph.encode()
+
+
+def inputs_of(graph: str) -> dict[str, Any]:
+    return graph_key_inputs(sha256_hex(graph_of(graph)), NULL_TOOLCHAIN)
+
+
 def manifest_of(*blobs: Blob, graph: str = "1") -> Manifest:
     return Manifest(
         key_kind="graph",
         program=PROGRAM.name,
         target=NULL_TOOLCHAIN.target,
-        inputs=graph_key_inputs(graph * 64, NULL_TOOLCHAIN),
-        graph_key="a" * 64,
+        inputs=inputs_of(graph),
+        graph_key=digest_of(inputs_of(graph)),
         signature=PROGRAM.signature,
         blobs=blobs,
         toolchain=dict(NULL_TOOLCHAIN.versions),
@@ -50,9 +59,9 @@ def put_artifact(cache: ArtifactCache, content: bytes = b"a program", graph: str
     """An artifact of two files, as a Neuron one is. `graph` is a hex digit, and makes the key."""
     with cache.work_dir(graph * 64) as work_dir:
         blobs = []
-        for role, suffix in (("program", b""), ("hlo", b" as a graph")):
+        for role, payload in (("program", content), ("hlo", graph_of(graph))):
             staged = work_dir / role
-            staged.write_bytes(content + suffix)
+            staged.write_bytes(payload)
             blobs.append(cache.add_blob(staged, role))  # type: ignore[arg-type]
         manifest = manifest_of(*blobs, graph=graph)
         cache.publish(manifest)

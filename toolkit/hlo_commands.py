@@ -7,7 +7,7 @@ import typer
 
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
-from nxbucket.toolkit.errors import UsageError
+from nxbucket.toolkit.errors import EnvironmentProblem, UsageError
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -26,7 +26,9 @@ def verify_hlo(
         list[str] | None,
         typer.Option("--program", metavar="NAME", help="Only this one. May be given again."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of weights and inputs.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of weights and inputs.", min=0, max=(1 << 32) - 1)
+    ] = 0,
     layers: Annotated[
         int | None,
         typer.Option("--layers", help="Verify the first so many layers only.", min=1),
@@ -67,7 +69,13 @@ def _verify(file: Path, names: list[str], seed: int, layers: int | None, as_json
     for note in spec.notes:
         output.print_note(note)
 
-    from nxbucket.compile.hlo.verify import Weights, verify_program
+    try:
+        from nxbucket.compile.hlo.verify import Weights, verify_program
+    except ImportError as err:
+        raise EnvironmentProblem(
+            f"torch and jax are installed, and do not import: {err}",
+            hint="pip install --force-reinstall 'nxbucket[hlo]'",
+        ) from err
     from nxbucket.toolkit.hlo_report import Counter, print_results, results_as_json
 
     of_layers = spec.architecture.num_hidden_layers

@@ -16,6 +16,7 @@ from nxbucket.toolkit.errors import HloError
 
 NO_BUFFER = {"parameter", "get-tuple-element", "tuple", "while", "reshape", "bitcast"}
 MAX_ROUNDS = 1 << 62
+MAX_FLOPS = 1 << 100
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Analysis:
 
 
 def analyse(module: Module, num_temporaries: int = 5) -> Analysis:
-    """Raises HloError only for loops within loops that would run for ever."""
+    """Raises HloError for loops and products that would run for ever."""
     executions, loops = _executions(module)
     flops = sum(
         executions[c.id] * _dot_flops(i, c)
@@ -89,6 +90,8 @@ def _dot_flops(dot: Instruction, computation: Computation) -> int:
     flops = 2 * dot.shape.num_elements
     for dimension in dot.numbers.get(1, ()):
         flops *= left.dims[dimension]
+        if flops > MAX_FLOPS:
+            raise HloError(f"{dot.name} would take more than {MAX_FLOPS} FLOPs")
     return flops
 
 

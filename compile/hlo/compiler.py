@@ -39,7 +39,14 @@ def lower_to_hlo(program: BucketProgram) -> Lowered:
     Raises CompileError for an operator that has no rule, and for what a rule of lint.py refuses.
     """
     from nxbucket.compile.hlo.lint import lint, refuse_errors
-    from nxbucket.compile.hlo.lowering import lower
+
+    try:
+        from nxbucket.compile.hlo.lowering import lower
+    except ImportError as err:
+        raise EnvironmentProblem(
+            f"torch and jax are installed, and do not import: {err}",
+            hint="pip install --force-reinstall 'nxbucket[hlo]'",
+        ) from err
     from nxbucket.compile.hlo.module import read_module
 
     module = lower(program)

@@ -8,12 +8,13 @@ jax runs on the host's processor here and only writes graphs; nothing of the mod
 """
 
 import operator
-import os
 import re
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# isort: off
+from nxbucket.compile.hlo import jax_setup  # noqa: F401  # before jax
+# isort: on
 
 import jax
 import torch

@@ -422,7 +422,8 @@ def _raw(value: int | bytes) -> bytes:
 
 
 def _text(value: int | bytes) -> str:
-    return _raw(value).decode()
+    text = _raw(value).decode()
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _number(value: int | bytes) -> int:

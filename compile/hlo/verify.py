@@ -145,7 +145,7 @@ def verify_program(
     same = program.dtype == "float32"
     reference = Reference(twin, weights.float32, seed)
     cases = check(payload if same else lower_quietly(twin), reference, progress)
-    low = None if same else _check_low_precision(payload, program, weights, seed, progress)
+    low = None if same else check_low_precision(payload, program, weights, seed, progress)
     return ProgramResult(
         program,
         hashlib.sha256(payload).hexdigest(),
@@ -285,7 +285,7 @@ def _changed(name: str, expected: Expected, cache: Tensor) -> Difference | None:
     return Difference(name, at, float(before[at]), float(after[at]), float("inf"))
 
 
-def _check_low_precision(
+def check_low_precision(
     payload: bytes, program: BucketProgram, weights: Weights, seed: int, progress: Progress
 ) -> LowPrecision:
     narrow = weights.narrowed(program.dtype)

@@ -4,10 +4,11 @@ What is run is the module that a Neuron compiler would be given, read back by XL
 program is traced again. The APIs are private names of jaxlib, which is pinned for that.
 """
 
-import os
 from collections.abc import Sequence
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# isort: off
+from nxbucket.compile.hlo import jax_setup  # noqa: F401  # before jax
+# isort: on
 
 import jax
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,11 @@ from nxbucket.toolkit.errors import EnvironmentProblem
 COMMAND = "neuronx-cc"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 INSTALL = f"pip install neuronx-cc --extra-index-url {AWS_INDEX}"
-VERSION = re.compile(r"NeuronX Compiler version ([\w.+]+)")
+VERSION = re.compile(r"NeuronX Compiler version (\S+)")
+"""To the end of the word: what stands behind a + or a % tells two builds apart."""
 HELP = ("compile", "--help")
 PROBE_TIMEOUT_S = 120.0
+MAX_ANSWER_BYTES = 4 << 20
 TAIL_LINES = 200
 LOG_TAIL_BYTES = 1 << 20
 UNKEYED_PREFIXES = ("NEURON", "XLA_", "PJRT_")
@@ -82,9 +85,13 @@ def probe(path: Path) -> NeuronxCc:
     """Its version and targets. Raises EnvironmentProblem if it does not say what it is."""
     with ExitStack() as running:
         # Both at a time: each start of it takes seconds.
-        asked = [running.enter_context(_ask(path, *a)) for a in (["--version"], HELP)]
+        files = [running.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+        asked = [
+            running.enter_context(_ask(path, into, *arguments))
+            for into, arguments in zip(files, (["--version"], HELP), strict=True)
+        ]
         try:
-            said = [_answer(process) for process in asked]
+            said = [_answer(process, into) for process, into in zip(asked, files, strict=True)]
         except subprocess.TimeoutExpired as err:
             for process in asked:
                 process.kill()
@@ -101,12 +108,13 @@ def probe(path: Path) -> NeuronxCc:
     return NeuronxCc(path, version[1], listed_targets(said[1]))
 
 
-def _ask(path: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+def _ask(path: Path, into: IO[bytes], *arguments: str) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
             [str(path), *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            # A file and no pipe: a child that it leaves behind would keep a pipe open.
+            stdout=into,
             # Which of the two it writes to depends on the version.
             stderr=subprocess.STDOUT,
             env=compiler_environment(os.environ),
@@ -117,8 +125,10 @@ def _ask(path: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         ) from err
 
 
-def _answer(process: "subprocess.Popen[bytes]") -> str:
-    return process.communicate(timeout=PROBE_TIMEOUT_S)[0].decode(errors="replace")
+def _answer(process: "subprocess.Popen[bytes]", into: IO[bytes]) -> str:
+    process.wait(timeout=PROBE_TIMEOUT_S)
+    into.seek(0)
+    return into.read(MAX_ANSWER_BYTES).decode(errors="replace")
 
 
 def listed_targets(help_text: str) -> tuple[str, ...]:

@@ -55,10 +55,10 @@ def test_a_dry_run_says_the_same_and_does_nothing(cache: ArtifactCache) -> None:
 
 def test_a_blob_that_another_entry_names_stays(cache: ArtifactCache) -> None:
     kept, other = put_artifact(cache), put_artifact(cache, graph="2")
-    assert kept.blobs == other.blobs
+    assert kept.blobs[0] == other.blobs[0]
     collected = collect_cache(cache, {kept.key}, ALL, dry_run=False)
     assert gone(collected) == {other.key}
-    assert gone(collected, "blob") == set()
+    assert gone(collected, "blob") == {other.blobs[1].digest}
     assert cache.lookup(kept.key) == Hit(kept)
 
 

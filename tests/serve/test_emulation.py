@@ -350,7 +350,7 @@ def test_a_lock_for_emulation_alone_is_not_served_without(plan: Path) -> None:
 
 
 @graphs_alone
-def test_without_a_lock_the_command_names_the_flag(plan: Path) -> None:
+def test_where_nothing_is_locked_or_cached_the_command_names_the_flag(plan: Path) -> None:
     text = lock_path(plan).read_text()
     lock = json.loads(text)
     lock["targets"] = {}

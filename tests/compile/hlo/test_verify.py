@@ -12,10 +12,17 @@ from hlo_mutants import PROGRAMS, Bench, mutants_of, sample
 from null_compiler import ARCHITECTURE, LLAMA3_ROPE, YARN_ROPE, a_program
 
 from nxbucket.compile.hlo.cases import cases_of, edges, kv_before, longest, random_weights
+from nxbucket.compile.hlo.compiler import lower_to_hlo
 from nxbucket.compile.hlo.scope import first_layers, layers_that_fit, memory_bytes
-from nxbucket.compile.hlo.verify import Reference, Weights, compare, verify_program
+from nxbucket.compile.hlo.verify import (
+    Reference,
+    Weights,
+    check_low_precision,
+    compare,
+    verify_program,
+)
 from nxbucket.compile.program import SCRATCH_SLOT, BucketProgram, Phase
-from nxbucket.toolkit.architecture import Architecture
+from nxbucket.toolkit.architecture import Architecture, Rope
 
 SHAPES: dict[str, Any] = {"block_size": 8, "max_blocks": 8, "num_kv_blocks": 21}
 SEGMENT = {"kv_segment_size": 16}
@@ -203,6 +210,20 @@ def test_a_16_bit_program_that_is_less_exact_than_torch_is_noticed(
     assert not replace(low, kv=2 * low.eager_kv).ok
     assert replace(result, low_precision=replace(low, kv=1.0)).ok is False
     assert all(c.ok for c in result.cases)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_wrong_16_bit_program_is_noticed(phase: Phase, dtype: str) -> None:
+    """The bytes of another program, in place of its own: half of its float32 twin is right."""
+    program = a_program(phase, 4, dtype=dtype, **SHAPES)
+    weights = Weights(program)
+    right = lower_to_hlo(program).graph
+    assert check_low_precision(right, program, weights, 0, lambda *_: None).ok
+    for change in ({"rms_norm_eps": 0.3}, {"rope": Rope("linear", 10000.0, 4.0)}):
+        other = replace(program, architecture=replace(program.architecture, **change))
+        wrong = lower_to_hlo(other).graph
+        assert not check_low_precision(wrong, program, weights, 0, lambda *_: None).ok
 
 
 # How much of it fits
