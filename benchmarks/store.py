@@ -33,8 +33,8 @@ from s3_stand_in import BUCKET, CREDENTIALS
 from nxbucket.compile.build import build
 from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.compiler import CompilerSpec, Lowered
+from nxbucket.compile.executor import PoolOptions
 from nxbucket.compile.manifest import Blob, BlobRole
-from nxbucket.compile.pool import PoolOptions
 from nxbucket.toolkit.progress import PlainReporter
 from nxbucket.toolkit.spec import load_spec
 
@@ -70,9 +70,9 @@ def server() -> Iterator[str]:
 
 
 def fill(folder: Path, num_blobs: int) -> None:
-    num_decode = num_blobs // 4
-    prefill = tuple(range(1, num_blobs - num_decode + 1))
-    file = model_file(folder, prefill, tuple(range(1, num_decode + 1)))
+    num_prefill = min(128, num_blobs - 1)  # max_model_len of the model file is 128
+    prefill, decode = range(1, num_prefill + 1), range(1, num_blobs - num_prefill + 1)
+    file = model_file(folder, tuple(prefill), tuple(decode))
     spec = load_spec(file)
     build(
         spec,
