@@ -34,7 +34,6 @@ from nxbucket.serve.neuron_host import (
     LNC_VARIABLE,
     installed_packages,
     logical_core_of_host,
-    neuron_devices,
     package_hint,
     package_problem,
 )
@@ -60,13 +59,7 @@ class NeuronLoader:
 
     def check_host(self, manifest: Manifest) -> None:
         """Imports nothing of AWS's: this runs where vLLM has yet to fork."""
-        target, lnc = _target_of(manifest)
-        if not neuron_devices():
-            raise BindError(
-                f"{manifest.program} was compiled for {target}, and this host has no Neuron device "
-                "(/dev/neuron*)",
-                hint="nxbucket serve --emulate runs the same graphs on this processor",
-            )
+        _, lnc = _target_of(manifest)
         if problem := package_problem(installed_packages()):
             raise EnvironmentProblem(problem, hint=package_hint())
         here = logical_core_of_host(os.environ, LNC_FILE)

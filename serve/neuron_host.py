@@ -4,6 +4,8 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from nxbucket.toolkit.errors import EnvironmentProblem
+
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 LNC_FILE = Path("/opt/aws/neuron/logical_nc_config")
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -14,6 +16,15 @@ PACKAGES = ("torch-neuronx", "libtorch-neuronx-lite")
 def neuron_devices(folder: Path = Path("/dev")) -> list[Path]:
     """The driver's device files: /dev/neuron0, /dev/neuron1, ..."""
     return sorted(p for p in folder.glob("neuron*") if p.name.removeprefix("neuron").isdecimal())
+
+
+def check_device(target: str, emulate: str) -> None:
+    """Raises EnvironmentProblem where there is none; `emulate` is the command that needs none."""
+    if not neuron_devices():
+        raise EnvironmentProblem(
+            f"what is locked is for {target}, and this host has no Neuron device (/dev/neuron*)",
+            hint=f"serve on a host with one; {emulate} runs the same graphs on this processor",
+        )
 
 
 def installed_packages() -> dict[str, str]:

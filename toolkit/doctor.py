@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.cache import NETWORK_FILESYSTEMS, CacheChoice, choose_cache, filesystem_type
+from nxbucket.compile.explain import compile_command
 from nxbucket.compile.host_cpu import LEVEL_FLAGS, host_cpu_flags, host_march
 from nxbucket.compile.lockfile import lock_path
 from nxbucket.compile.program import ITEM_BYTES
@@ -101,7 +102,9 @@ def examine(model_file: Path | None) -> list[Check]:
             from nxbucket.toolkit.doctor_device import device_checks
 
             checks += device_checks(spec)
-        checked, served = check_lock(spec.path)
+        # Without the compiler, graphs are what this host can make.
+        emulate = any(c.name == NEURONX_CC and c.missing for c in checks)
+        checked, served = check_lock(spec.path, emulate=emulate)
         checks.append(checked)
         if checked.status is Status.OK:
             # All is compiled: a host that serves needs no compiler.
@@ -308,15 +311,18 @@ def check_cache(choice: CacheChoice) -> list[Check]:
     return [*checks, Check("disk", status, f"{_gib(free)} free for the cache", mend)]
 
 
-def check_lock(model_file: Path) -> tuple[Check, Served | None]:
-    """Whether the lock is this model file's, and the cache holds every artifact it names."""
-    name, compile_it = "lock", f"nxbucket compile {model_file}"
+def check_lock(model_file: Path, *, emulate: bool = False) -> tuple[Check, Served | None]:
+    """Whether the lock is this model file's, and the cache holds every artifact it names.
+
+    `emulate`: the command that writes one is to name the flag.
+    """
+    name, compile_it = "lock", compile_command(model_file, emulate=emulate)
     lock_file = lock_path(model_file)
     if not lock_file.exists():
         message = f"no {lock_file.name} yet: nothing is compiled for {model_file.name}"
         return Check(name, Status.WARN, message, compile_it), None
     try:
-        _, served = _resolve(model_file)
+        _, served = _resolve(model_file, emulate=emulate)
     except NxbucketError as err:
         return Check(name, Status.FAIL, err.message, err.hint), None
     try:
@@ -329,16 +335,15 @@ def check_lock(model_file: Path) -> tuple[Check, Served | None]:
     return Check(name, Status.OK, message), served
 
 
-def _resolve(model_file: Path) -> tuple[DeploySpec, Served]:
-    """As a server without `--emulate` would, or else as one with it."""
+def _resolve(model_file: Path, *, emulate: bool) -> tuple[DeploySpec, Served]:
+    """As a server without `--emulate` would, or else as one with it. `emulate`: whose error."""
     try:
         return resolve(model_file)
-    except LockError:
+    except LockError as err:
         try:
             return resolve(model_file, emulate=True)
-        except NxbucketError:
-            pass
-        raise
+        except NxbucketError as emulated:
+            raise (emulated if emulate else err) from None
 
 
 def check_memory(served: Served, available: int | None) -> Check:

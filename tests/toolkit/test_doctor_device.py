@@ -24,13 +24,14 @@ def status(check: Check) -> str:
 
 
 def test_devices_are_listed_and_their_absence_is_no_failure() -> None:
-    check = check_devices("trn2", [])
+    file = Path("my model.yaml")
+    check = check_devices("trn2", [], file)
     assert status(check) == "warn"
     assert check.mend is not None
-    assert "nxbucket serve --emulate" in check.mend
+    assert "nxbucket serve 'my model.yaml' --emulate runs" in check.mend
     devices = [Path(f"/dev/neuron{i}") for i in range(16)]
-    assert status(check_devices("trn2", devices)) == "ok"
-    assert check_devices("trn2", devices).message == (
+    assert status(check_devices("trn2", devices, file)) == "ok"
+    assert check_devices("trn2", devices, file).message == (
         "neuron0, neuron1, neuron2, neuron3, ... (16 in all)"
     )
 
