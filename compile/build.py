@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Lookup
 from nxbucket.compile.canonical import digest_of
-from nxbucket.compile.compiler import CompilerSpec
+from nxbucket.compile.compiler import HLO_FILE, CompilerSpec
 from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.lockfile import (
@@ -55,7 +56,7 @@ class Outcome:
 
     `reused`: another entry had the same graph's artifact. `rebuilt`: the artifact was corrupt. For
     both, `detail` says what was, if anything. `failed`: it is the reason, `hint` the mend where one
-    is known; read on in `log_path`.
+    is known; read on in `log_path`. `hlo_path`: what the compiler was given, if it was an HLO.
     """
 
     planned: PlannedProgram
@@ -64,6 +65,7 @@ class Outcome:
     manifest: Manifest | None
     detail: str | None = None
     log_path: Path | None = None
+    hlo_path: Path | None = None
     log_tail: str = ""
     hint: str | None = None
 
@@ -212,6 +214,7 @@ class _Run:
         try:
             result = self._run_with_one_retry(planned)
         except JobFailure as failure:
+            hlo_path = self.cache.failed_hlo_path(planned.key)
             return Outcome(
                 planned,
                 "failed",
@@ -219,6 +222,7 @@ class _Run:
                 manifest=None,
                 detail=failure.reason,
                 log_path=failure.log_path,
+                hlo_path=hlo_path if hlo_path.is_file() else None,
                 log_tail=failure.log_tail,
                 hint=failure.hint,
             )
@@ -255,8 +259,15 @@ class _Run:
         with self.cache.work_dir(planned.key) as work_dir:
             job = job_json(planned.program, self.compiler, self.cache, work_dir)
             log_path = self.cache.log_path(planned.key)
+            hlo_path = self.cache.failed_hlo_path(planned.key)
             with self.cache.writing():
-                return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
+                hlo_path.unlink(missing_ok=True)
+                try:
+                    return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
+                except JobFailure:
+                    with contextlib.suppress(OSError):  # it may have failed before there was one
+                        (work_dir / HLO_FILE).replace(hlo_path)
+                    raise
 
 
 def _hit(planned: PlannedProgram, found: Hit) -> Outcome:

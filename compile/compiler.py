@@ -16,6 +16,9 @@ from nxbucket.compile.targets import check_emulation
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.spec import DeploySpec
 
+HLO_FILE = "program.hlo"
+"""In a job's work folder: what the compiler is given, if that is an HLO. Kept where it fails."""
+
 
 @dataclass(frozen=True)
 class Lowered:

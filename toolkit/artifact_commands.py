@@ -131,6 +131,8 @@ def _print_report(
     for o in report.failed:
         output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
         output.print_indented(o.log_tail)
+        if o.hlo_path is not None:
+            output.print_note(f"{o.name}: the HLO it was given is {o.hlo_path}")
         if o.hint is not None:
             output.print_hint(f"{o.name}: {o.hint}")
     if report.failed:
@@ -180,6 +182,7 @@ def _report_json(
                 "detail": o.detail,
                 "hint": o.hint,
                 "log": str(o.log_path) if o.log_path else None,
+                "hlo": str(o.hlo_path) if o.hlo_path else None,
             }
             for o in report.outcomes
         ],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from neuron_bench import FIRST, SECOND, NeuronBench
+from neuronx_cc_stand_in import program_name
 
 from nxbucket.compile.cache import ArtifactCache, Hit, Miss
 from nxbucket.compile.neuron.neff import check_neff_file, read_neff
@@ -206,6 +207,24 @@ def test_a_failure_is_shown_to_a_person_and_the_next_run_compiles_only_that(
     code, again = bench.compile()
     assert (code, statuses(again)) == (0, {FIRST: "hit", SECOND: "compiled"})
     assert bench.run("cache", "verify", "--cache-dir", "cache").returncode == 0
+
+
+def test_what_a_failed_compiler_was_given_is_kept_until_it_succeeds(bench: NeuronBench) -> None:
+    failing = {SECOND: {"do": "fail", "code": "NCC_EVRF016"}}
+    code, report = bench.compile(programs=failing)
+    assert code == 1
+    failed = by_name(report)[SECOND]
+    kept = bench.folder / "cache/logs" / f"{failed['key']}.hlo"
+    assert failed["hlo"] == str(kept)
+    assert program_name(kept.read_bytes()) == SECOND
+    assert by_name(report)[FIRST]["hlo"] is None
+    # Once more: overwritten, and a person is told.
+    kept.write_text("old")
+    done = bench.run("compile", programs=failing)
+    assert f"note: {SECOND}: the HLO it was given is {kept}\n" in done.stderr
+    assert program_name(kept.read_bytes()) == SECOND
+    assert bench.compile()[0] == 0
+    assert list(kept.parent.glob("*.hlo")) == []
 
 
 @pytest.mark.parametrize(
