@@ -48,6 +48,10 @@ class CompilerSpec:
     memory_per_job_bytes: int = 3 << 30
     """Assumed peak of one compile; AOTInductor and g++ were seen at 1 to 2 GiB."""
 
+    @property
+    def is_neuron(self) -> bool:
+        return "lnc" in self.options
+
     def create(self) -> Compiler:
         module, _, name = self.factory.partition(":")
         compiler: Compiler = getattr(importlib.import_module(module), name)(**self.options)

@@ -22,6 +22,9 @@ def plan(model_yaml: ModelFile = None, emulate: Emulate = False, as_json: Json =
     Nothing is compiled. FLOPs are those of one execution, attention over the padded context
     included. Bytes are those of one rank. A compile time is the recorded one of a hit, or, with ~,
     an estimate.
+
+    Keys of a Neuron target need its compiler, or the lock that names it. Without either, the rest
+    is printed.
     """
     print_plan_of(model_yaml, as_json, emulate=emulate)
 
@@ -77,6 +80,7 @@ def explain(
         from nxbucket.compile.compiler import compiler_for
         from nxbucket.compile.diagnosis import diagnose
         from nxbucket.toolkit.explain_report import diagnosis_as_json, print_diagnosis
+        from nxbucket.toolkit.plan_report import lack_of
         from nxbucket.toolkit.spec import load_spec
 
         given, names = _split(words or [])
@@ -92,6 +96,8 @@ def explain(
                 )
         diagnosis = diagnose(spec, cache, planned, names or known)
         output.print_note(f"cache {choice.root} ({choice.origin})")
+        if planned.lacks is not None:
+            output.print_note(lack_of(planned.lacks, spec))
         if as_json:
             target = planned.toolchain.target
             output.print_json(diagnosis_as_json(diagnosis, target, choice))

@@ -349,6 +349,57 @@ def test_without_a_compiler_nothing_is_lowered_and_the_mend_is_named(bench: Neur
     )
 
 
+def test_without_a_compiler_plan_prints_all_but_keys_and_hits(bench: NeuronBench) -> None:
+    done = bench.run("plan", path=os.defpath)
+    assert done.returncode == 0
+    assert f"{FIRST}  unknown (no neuronx-cc here)  " in done.stdout
+    assert "KV cache  " in done.stdout
+    assert "to compile  unknown; 2 programs at most" in done.stdout
+    assert "note: neuronx-cc is not on PATH" in done.stderr
+    plan_file = bench.folder / "model.yaml"
+    assert f"hint: nxbucket plan {plan_file} --emulate" in done.stderr
+    report = json.loads(bench.run("plan", "--json", path=os.defpath).stdout)
+    assert report["ok"]
+    assert [p["cache"] for p in report["programs"]] == ["unknown", "unknown"]
+    assert {p["key"] for p in report["programs"]} == {None}
+    assert report["to_compile"]["programs"] is None
+    assert not (bench.folder / "cache").exists()
+
+
+def test_without_a_compiler_the_lock_says_which_it_was(bench: NeuronBench) -> None:
+    bench.compile()
+    bench.forget_events()
+    lock = (bench.folder / "model.lock").read_text()
+    plan = bench.run("plan", path=os.defpath)
+    assert (plan.returncode, plan.stdout.count("  hit  ")) == (0, 2)
+    explained = bench.run("explain", path=os.defpath)
+    assert (explained.returncode, explained.stdout.splitlines()[0]) == (
+        0,
+        f"{FIRST}, {SECOND}: hit",
+    )
+    for done in (plan, explained):
+        assert "keys are for the compiler that model.lock names" in done.stderr
+    code, report = bench.compile(path=os.defpath)
+    assert (code, statuses(report)) == (0, {FIRST: "hit", SECOND: "hit"})
+    assert not report["lock_written"]
+    assert (bench.folder / "model.lock").read_text() == lock
+
+    # What is missing is explained; only compiling it takes the compiler.
+    key = by_name(report)[SECOND]["key"]
+    ArtifactCache(bench.folder / "cache").entry_path(key).unlink()
+    assert bench.run("plan", path=os.defpath).stdout.count("  miss  ") == 1
+    explained = bench.run("explain", path=os.defpath)
+    assert explained.returncode == 1
+    assert f"{SECOND} is missing" in explained.stdout
+    assert bench.compile(path=os.defpath)[0] == 3
+    # The lock knows nothing of other options.
+    model_yaml = bench.folder / "model.yaml"
+    model_yaml.write_text(model_yaml.read_text() + "compiler: {optlevel: 2}\n")
+    assert bench.run("explain", path=os.defpath).returncode == 3
+    assert "unknown" in bench.run("plan", path=os.defpath).stdout
+    assert bench.compiled() == []
+
+
 def test_a_target_that_the_installed_compiler_does_not_list_is_refused(bench: NeuronBench) -> None:
     for style in ("argparse", "paragraph"):
         done = bench.run("compile", targets=("trn1", "inf2"), help_style=style)
