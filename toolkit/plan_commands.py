@@ -2,13 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, examples, model_file
-from nxbucket.toolkit.errors import UsageError
+from nxbucket.toolkit.errors import NxbucketError, UsageError
+
+if TYPE_CHECKING:
+    from nxbucket.compile.build import Plan
+    from nxbucket.toolkit.spec import DeploySpec
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -79,6 +83,7 @@ def explain(
         from nxbucket.compile.cache import ArtifactCache, choose_cache
         from nxbucket.compile.compiler import compiler_for
         from nxbucket.compile.diagnosis import diagnose
+        from nxbucket.compile.targets import HLO_TARGET
         from nxbucket.toolkit.explain_report import diagnosis_as_json, print_diagnosis
         from nxbucket.toolkit.plan_report import lack_of
         from nxbucket.toolkit.spec import load_spec
@@ -87,7 +92,8 @@ def explain(
         spec = load_spec(model_file(given))
         choice = choose_cache(spec.artifacts.cache)
         cache = ArtifactCache(choice.root)
-        planned = plan(spec, cache, compiler_for(spec, emulate=emulate))
+        compiler = compiler_for(spec, emulate=emulate)
+        planned = (_plan_served(spec) if emulate else None) or plan(spec, cache, compiler)
         known = [p.name for p in planned.programs]
         for name in names:
             if name not in known:
@@ -98,6 +104,10 @@ def explain(
         output.print_note(f"cache {choice.root} ({choice.origin})")
         if planned.lacks is not None:
             output.print_note(lack_of(planned.lacks, spec))
+        if emulate and planned.toolchain.target != HLO_TARGET:
+            output.print_note(
+                f"--emulate runs the graphs in the artifacts of {planned.toolchain.target}"
+            )
         if as_json:
             target = planned.toolchain.target
             output.print_json(diagnosis_as_json(diagnosis, target, choice))
@@ -105,6 +115,31 @@ def explain(
             print_diagnosis(diagnosis)
         if not diagnosis.ok:
             raise typer.Exit(1)
+
+
+def _plan_served(spec: "DeploySpec") -> "Plan | None":
+    """The artifacts that `serve --emulate` would run; None if it would refuse.
+
+    They may be a device's, which hold the graphs too, and made by an nxbucket that had other keys.
+    """
+    from nxbucket.compile.build import Plan, PlannedProgram
+    from nxbucket.compile.cache import Hit
+    from nxbucket.compile.plan import plan_programs
+    from nxbucket.compile.toolchain import Toolchain
+    from nxbucket.serve.served import resolve
+
+    try:
+        _, served = resolve(spec.path, emulate=True)
+        manifests = served.verified_manifests()
+    except NxbucketError:
+        return None
+    keys = {program.name: program.key for program in served.locked.programs}
+    planned = [
+        PlannedProgram(p, found.inputs, keys[p.name], Hit(found))
+        for p in plan_programs(spec)
+        if (found := manifests[p.name])
+    ]
+    return Plan(Toolchain(served.target, served.locked.toolchain), planned)
 
 
 def _split(words: list[str]) -> tuple[Path | None, list[str]]:

@@ -479,6 +479,29 @@ def test_a_warm_emulation_imports_neither_torch_nor_jax(plan: Path, command: str
     assert "miss" not in done.stdout
 
 
+@both_locked
+def test_explain_agrees_with_what_emulation_runs(plan: Path) -> None:
+    lock = json.loads(lock_path(plan).read_text())
+    del lock["targets"]["hlo"]
+    lock_path(plan).write_text(json.dumps(lock))
+    cache = ArtifactCache(plan.parent / "cache")
+    for key, entry in cache.manifests().items():
+        if entry.target == "hlo":
+            cache.entry_path(key).unlink()
+    done = run_nxbucket("explain", str(plan), "--emulate")
+    assert done.returncode == 0, done.stdout
+    assert "prefill_s16, decode_b1: hit" in done.stdout
+    assert "model.lock: names all of them, for trn2-lnc2" in done.stdout
+    assert "note: --emulate runs the graphs in the artifacts of trn2-lnc2" in done.stderr
+    # Where a server would refuse, so does explain: the graphs are what is to be made.
+    _, served = resolve(plan, emulate=True)
+    cache.entry_path(served.locked.programs[0].key).unlink()
+    done = run_nxbucket("explain", str(plan), "--emulate")
+    assert done.returncode == 1
+    assert "model.lock: locked for trn2-lnc2, and not for hlo" in done.stdout
+    assert f"to mend it: nxbucket compile {plan} --emulate" in done.stdout
+
+
 @plain
 def test_explain_ends_in_the_command_with_the_flag(plan: Path) -> None:
     done = run_nxbucket("explain", str(plan), "--emulate")
