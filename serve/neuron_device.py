@@ -33,6 +33,7 @@ from nxbucket.serve.neuron_host import (
     LNC_FILE,
     LNC_VARIABLE,
     installed_packages,
+    installed_torch,
     logical_core_of_host,
     package_hint,
     package_problem,
@@ -60,8 +61,9 @@ class NeuronLoader:
     def check_host(self, manifest: Manifest) -> None:
         """Imports nothing of AWS's: this runs where vLLM has yet to fork."""
         _, lnc = _target_of(manifest)
-        if problem := package_problem(installed_packages()):
-            raise EnvironmentProblem(problem, hint=package_hint())
+        versions = installed_packages()
+        if problem := package_problem(versions):
+            raise EnvironmentProblem(problem, hint=package_hint(versions, installed_torch()))
         here = logical_core_of_host(os.environ, LNC_FILE)
         if here is not None and here[0] != str(lnc):
             raise BindError(

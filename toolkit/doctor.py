@@ -76,6 +76,8 @@ def exit_code(checks: Iterable[Check]) -> int:
 def examine(model_file: Path | None) -> list[Check]:
     """Every check that makes sense, in the order a person would mend things."""
     environ, versions = os.environ, installed_versions()
+    of_file, spec = (None, None) if model_file is None else check_model_file(model_file)
+    is_neuron = spec is not None and spec.target != "cpu"
     checks = [
         check_python(sys.version_info[:2]),
         check_cxx(environ.get("CXX", "g++")),
@@ -83,21 +85,18 @@ def examine(model_file: Path | None) -> list[Check]:
         check_torch(versions),
         check_vllm(versions),
         check_unneeded(versions),
-        check_processor(),
+        check_processor(compiles=not is_neuron),
         check_plugins(platform_plugins()),
         *check_environment(environ, len(os.sched_getaffinity(0))),
     ]
-    spec = None
-    if model_file is not None:
-        checked, spec = check_model_file(model_file)
-        checks.append(checked)
-    if spec is not None and spec.target != "cpu":
+    if of_file is not None:
+        checks.append(of_file)
+    if spec is not None and is_neuron:
         from nxbucket.toolkit.doctor_neuron import neuron_checks
 
         checks = [_unneeded(c, CXX) for c in checks] + neuron_checks(spec, environ)
     checks += _checked("cache", lambda: check_cache(_cache_of(spec)))
     if spec is not None:
-        is_neuron = spec.target != "cpu"
         if is_neuron:
             from nxbucket.toolkit.doctor_device import device_checks
 
@@ -224,13 +223,17 @@ def check_unneeded(versions: Mapping[str, str]) -> Check:
     return Check("torch's companions", Status.OK, "none that does not match torch")
 
 
-def check_processor() -> Check:
+def check_processor(*, compiles: bool) -> Check:
+    """`compiles`: target cpu does for what this processor runs, a Neuron target does not."""
     try:
         level = host_march()
     except EnvironmentProblem as err:
         return Check("processor", Status.FAIL, err.message, err.hint, missing=True)
     runs = [name for name, flags in LEVEL_FLAGS.items() if flags <= host_cpu_flags()]
-    return Check("processor", Status.OK, f"runs {', '.join(runs)}; compiles for cpu-{level}")
+    message = f"runs {', '.join(runs)}"
+    if compiles:
+        message += f"; compiles for cpu-{level}"
+    return Check("processor", Status.OK, message)
 
 
 def check_plugins(names: Iterable[str]) -> Check:

@@ -10,6 +10,7 @@ from nxbucket.compile.explain import emulate_command
 from nxbucket.serve.emulation import INSTALL, installed_jax, jax_problem
 from nxbucket.serve.neuron_host import (
     installed_packages,
+    installed_torch,
     neuron_devices,
     package_hint,
     package_problem,
@@ -43,7 +44,9 @@ def check_packages(versions: Mapping[str, str], *, has_device: bool) -> Check:
     name = "torch-neuronx"
     if problem := package_problem(versions):
         status = Status.FAIL if has_device else Status.WARN
-        return Check(name, status, problem, package_hint(), missing=has_device)
+        return Check(
+            name, status, problem, package_hint(versions, installed_torch()), missing=has_device
+        )
     return Check(name, Status.OK, ", ".join(f"{p} {v}" for p, v in versions.items()))
 
 

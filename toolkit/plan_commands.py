@@ -135,9 +135,8 @@ def _plan_served(spec: "DeploySpec") -> "Plan | None":
         return None
     keys = {program.name: program.key for program in served.locked.programs}
     planned = [
-        PlannedProgram(p, found.inputs, keys[p.name], Hit(found))
+        PlannedProgram(p, manifests[p.name].inputs, keys[p.name], Hit(manifests[p.name]))
         for p in plan_programs(spec)
-        if (found := manifests[p.name])
     ]
     return Plan(Toolchain(served.target, served.locked.toolchain), planned)
 
