@@ -199,7 +199,7 @@ def _report_json(
 def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """List the entries, without reading the blobs."""
     with output.errors_as_json(as_json):
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         entries = [(key, cache.entry(key)) for key in cache.all_keys()]
         if as_json:
             output.print_json(
@@ -234,7 +234,7 @@ def cache_show(
     with output.errors_as_json(as_json):
         import json
 
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         matching = [k for k in cache.all_keys() if k.startswith(key)]
         if len(matching) != 1:
             raise UsageError(
@@ -256,7 +256,7 @@ def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import Corrupt
 
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         found = {key: cache.lookup(key) for key in cache.all_keys()}
         corrupt = {key: f.reason for key, f in found.items() if isinstance(f, Corrupt)}
         if as_json:
@@ -276,7 +276,8 @@ def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
             raise typer.Exit(1)
 
 
-def _open_cache(cache_dir: Path | None) -> "ArtifactCache":
+def open_cache(cache_dir: Path | None) -> "ArtifactCache":
+    """The one a command works on. Raises UsageError if there is none yet."""
     from nxbucket.compile.cache import ArtifactCache, choose_cache
 
     cache = ArtifactCache(cache_dir.absolute() if cache_dir else choose_cache(None).root)

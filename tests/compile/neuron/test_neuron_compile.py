@@ -337,6 +337,33 @@ def test_two_commands_at_once_compile_each_program_once(bench: NeuronBench) -> N
     bench.assert_nothing_wrong_is_published()
 
 
+def test_inspect_takes_a_key_or_a_digest_of_the_cache(bench: NeuronBench) -> None:
+    _, report = bench.compile()
+    key = by_name(report)[SECOND]["key"]
+    cache, found = manifest_of(bench, by_name(report)[SECOND])
+    neff, hlo = (blob.digest for blob in found.manifest.blobs)
+
+    def inspect(name: str) -> "subprocess.CompletedProcess[str]":
+        return bench.run("inspect", name, "--cache-dir", "cache")
+
+    for name in (key, key[:12], neff[:12]):
+        done = inspect(name)
+        assert done.returncode == 0
+        assert "cayman" in done.stdout
+    done = inspect(key[:12])
+    assert f"note: {SECOND}, trn2-lnc2: its program is {cache.blob_path(neff)}" in done.stderr
+    assert f"note: its hlo is {cache.blob_path(hlo)}" in done.stderr
+    # The stand-in's graph has no instructions.
+    assert f"{cache.blob_path(hlo)}: not an HloModuleProto" in inspect(hlo[:12]).stderr
+    done = inspect("0000")
+    assert done.returncode == 2
+    assert "no file 0000, and 0 keys and 0 blobs of" in done.stderr
+    cache.blob_path(neff).unlink()
+    done = inspect(key)
+    assert done.returncode == 1
+    assert f"error: {cache.blob_path(neff)} is missing" in done.stderr
+
+
 def test_without_a_compiler_nothing_is_lowered_and_the_mend_is_named(bench: NeuronBench) -> None:
     done = bench.run("compile", path=os.defpath)
     assert done.returncode == 3
