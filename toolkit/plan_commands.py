@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, examples, model_file
+from nxbucket.toolkit.arguments import GraphsOnly, Json, ModelFile, examples, model_file
 from nxbucket.toolkit.errors import NxbucketError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ PROGRAM_NAME = re.compile(r"(prefill|decode)_\w+")
 
 
 @app.command(epilog=examples("nxbucket plan", "nxbucket plan model.yaml --json"))
-def plan(model_yaml: ModelFile = None, emulate: Emulate = False, as_json: Json = False) -> None:
+def plan(model_yaml: ModelFile = None, emulate: GraphsOnly = False, as_json: Json = False) -> None:
     """Print every program with its key, cost and state, and what serving will need.
 
     Nothing is compiled. FLOPs are those of one execution, attention over the padded context
@@ -66,7 +66,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    emulate: Emulate = False,
+    emulate: GraphsOnly = False,
     as_json: Json = False,
 ) -> None:
     """Say why a program is not in the cache: the inputs that differ from the nearest entry's.
