@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, LockHolder, Lookup
 from nxbucket.compile.canonical import digest_of
-from nxbucket.compile.compiler import CompilerSpec
+from nxbucket.compile.compiler import HLO_FILE, CompilerSpec
 from nxbucket.compile.host_memory import available_bytes
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.lockfile import (
@@ -27,9 +28,10 @@ from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
+from nxbucket.compile.targets import neuron_target
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.compile.worker import job_json
-from nxbucket.toolkit.errors import LockError
+from nxbucket.toolkit.errors import EnvironmentProblem, LockError
 from nxbucket.toolkit.spec import DeploySpec
 
 POLL_S = 0.2
@@ -55,7 +57,7 @@ class Outcome:
 
     `reused`: another entry had the same graph's artifact. `rebuilt`: the artifact was corrupt. For
     both, `detail` says what was, if anything. `failed`: it is the reason, `hint` the mend where one
-    is known; read on in `log_path`.
+    is known; read on in `log_path`. `hlo_path`: what the compiler was given, if it was an HLO.
     """
 
     planned: PlannedProgram
@@ -64,6 +66,7 @@ class Outcome:
     manifest: Manifest | None
     detail: str | None = None
     log_path: Path | None = None
+    hlo_path: Path | None = None
     log_tail: str = ""
     hint: str | None = None
 
@@ -99,19 +102,50 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
+    """`lacks`: why nothing can be compiled here; the toolchain is the lock's then."""
+
     toolchain: Toolchain
     programs: list[PlannedProgram]
+    lacks: EnvironmentProblem | None = None
 
 
 def plan(spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec) -> Plan:
-    """Every program of `spec`, looked up. No torch."""
-    toolchain = compiler.create().toolchain()
+    """Every program of `spec`, looked up. No torch.
+
+    Raises EnvironmentProblem if there is neither the compiler nor a lock that says which it was.
+    """
+    lacks = None
+    try:
+        toolchain = compiler.create().toolchain()
+    except EnvironmentProblem as err:
+        locked = _locked_toolchain(spec, cache, compiler)
+        if locked is None:
+            raise
+        toolchain, lacks = locked, err
     planned = []
     for program in plan_programs(spec):
         inputs = key_inputs(program, toolchain)
         key = digest_of(inputs)
         planned.append(PlannedProgram(program, inputs, key, cache.lookup(key)))
-    return Plan(toolchain, planned)
+    return Plan(toolchain, planned, lacks)
+
+
+def _locked_toolchain(
+    spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec
+) -> Toolchain | None:
+    """What made the artifacts that the lock names for a Neuron target, with these very options."""
+    lock = _previous_lock(lock_path(spec.path)) if compiler.is_neuron else None
+    if lock is None or lock.spec.get("compiler") != spec.resolved()["compiler"]:
+        return None
+    target = neuron_target(spec.target, compiler.options["lnc"])
+    locked = lock.targets.get(target)
+    if locked is None:
+        return None
+    # The lock does not say what lowered the graphs, its entries do: all were planned together.
+    for program in locked.programs:
+        if isinstance(entry := cache.entry(program.key), Manifest):
+            return Toolchain(target, locked.toolchain, entry.inputs.get("lowering", {}))
+    return Toolchain(target, locked.toolchain)
 
 
 def build(
@@ -126,9 +160,12 @@ def build(
     """Compile what `cache` lacks, `jobs` at a time, and write the lock once everything is there.
 
     A failed program does not stop the others, and is not remembered: the next run tries it again.
-    KeyboardInterrupt stops the running compiles and leaves what is finished in the cache.
+    KeyboardInterrupt stops the running compiles and leaves what is finished in the cache. Raises
+    EnvironmentProblem if something is to be compiled, and there is nothing to do it with.
     """
     planned = plan(spec, cache, compiler)
+    if planned.lacks is not None and not all(isinstance(p.found, Hit) for p in planned.programs):
+        raise planned.lacks
     hits = [_hit(p, p.found) for p in planned.programs if isinstance(p.found, Hit)]
     outcomes = {outcome.name: outcome for outcome in hits}
     reporter.planned(len(planned.programs))
@@ -212,6 +249,7 @@ class _Run:
         try:
             result = self._run_with_one_retry(planned)
         except JobFailure as failure:
+            hlo_path = self.cache.failed_hlo_path(planned.key)
             return Outcome(
                 planned,
                 "failed",
@@ -219,6 +257,7 @@ class _Run:
                 manifest=None,
                 detail=failure.reason,
                 log_path=failure.log_path,
+                hlo_path=hlo_path if hlo_path.is_file() else None,
                 log_tail=failure.log_tail,
                 hint=failure.hint,
             )
@@ -255,8 +294,15 @@ class _Run:
         with self.cache.work_dir(planned.key) as work_dir:
             job = job_json(planned.program, self.compiler, self.cache, work_dir)
             log_path = self.cache.log_path(planned.key)
+            hlo_path = self.cache.failed_hlo_path(planned.key)
             with self.cache.writing():
-                return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
+                hlo_path.unlink(missing_ok=True)
+                try:
+                    return run_job(job, work_dir, log_path, self.timeout_s, self.stop)
+                except JobFailure:
+                    with contextlib.suppress(OSError):  # it may have failed before there was one
+                        (work_dir / HLO_FILE).replace(hlo_path)
+                    raise
 
 
 def _hit(planned: PlannedProgram, found: Hit) -> Outcome:

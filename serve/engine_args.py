@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.checkpoint import check_checkpoint
+from nxbucket.compile.explain import emulate_command
+from nxbucket.compile.targets import parse_neuron_target
+from nxbucket.serve.neuron_host import check_device
 from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
 from nxbucket.toolkit.architecture import FAMILIES
@@ -34,7 +37,9 @@ PLUGIN_GROUPS = (
 )
 
 
-def engine_args(path: str | Path, *, emulate: bool = False) -> dict[str, Any]:
+def engine_args(
+    path: str | Path, *, emulate: bool = False, command: str = "serve"
+) -> dict[str, Any]:
     """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
 
     `emulate`: a Neuron target's graphs on this processor, as `nxbucket serve --emulate` runs them.
@@ -42,18 +47,20 @@ def engine_args(path: str | Path, *, emulate: bool = False) -> dict[str, Any]:
     Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError and
     EnvironmentProblem.
     """
-    spec, served = resolve(Path(path), emulate=emulate)
-    preflight(spec, served)
+    spec, served = resolve(Path(path), emulate=emulate, command=command)
+    preflight(spec, served, command)
     return locked_args(spec, served)
 
 
-def preflight(spec: DeploySpec, served: Served) -> None:
+def preflight(spec: DeploySpec, served: Served, command: str = "serve") -> None:
     """Find whatever is wrong with artifacts, checkpoint, environment and host before vLLM is
     imported, which takes seconds; fetch a hub id's weights, and set the environment.
 
     Raises BindError, ModelError, ModelLookupError, EnvironmentProblem.
     """
     manifests = served.verified_manifests()
+    if not served.emulated and parse_neuron_target(served.target) is not None:
+        check_device(served.target, emulate_command(command, served.model_file))
     fetch_model(spec)
     check_checkpoint(spec.model_dir, served.architecture)
     prepare_environment()

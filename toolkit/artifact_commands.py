@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, examples, model_file
+from nxbucket.toolkit.arguments import GraphsOnly, Json, ModelFile, examples, model_file
 from nxbucket.toolkit.errors import CompileError, UsageError
 from nxbucket.toolkit.plan_commands import print_plan_of
 
@@ -62,7 +62,7 @@ def compile(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `nxbucket plan` does, and stop.")
     ] = False,
-    emulate: Emulate = False,
+    emulate: GraphsOnly = False,
     as_json: Json = False,
 ) -> None:
     """Compile one program for each entry of both bucket lists, and write the lock file.
@@ -131,6 +131,8 @@ def _print_report(
     for o in report.failed:
         output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
         output.print_indented(o.log_tail)
+        if o.hlo_path is not None:
+            output.print_note(f"{o.name}: the HLO it was given is {o.hlo_path}")
         if o.hint is not None:
             output.print_hint(f"{o.name}: {o.hint}")
     if report.failed:
@@ -180,6 +182,7 @@ def _report_json(
                 "detail": o.detail,
                 "hint": o.hint,
                 "log": str(o.log_path) if o.log_path else None,
+                "hlo": str(o.hlo_path) if o.hlo_path else None,
             }
             for o in report.outcomes
         ],
@@ -196,7 +199,7 @@ def _report_json(
 def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """List the entries, without reading the blobs."""
     with output.errors_as_json(as_json):
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         entries = [(key, cache.entry(key)) for key in cache.all_keys()]
         if as_json:
             output.print_json(
@@ -231,7 +234,7 @@ def cache_show(
     with output.errors_as_json(as_json):
         import json
 
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         matching = [k for k in cache.all_keys() if k.startswith(key)]
         if len(matching) != 1:
             raise UsageError(
@@ -253,7 +256,7 @@ def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import Corrupt
 
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         found = {key: cache.lookup(key) for key in cache.all_keys()}
         corrupt = {key: f.reason for key, f in found.items() if isinstance(f, Corrupt)}
         if as_json:
@@ -273,7 +276,8 @@ def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
             raise typer.Exit(1)
 
 
-def _open_cache(cache_dir: Path | None) -> "ArtifactCache":
+def open_cache(cache_dir: Path | None) -> "ArtifactCache":
+    """The one a command works on. Raises UsageError if there is none yet."""
     from nxbucket.compile.cache import ArtifactCache, choose_cache
 
     cache = ArtifactCache(cache_dir.absolute() if cache_dir else choose_cache(None).root)
