@@ -25,6 +25,7 @@ from nxbucket.compile.lockfile import (
     write_lock,
 )
 from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
@@ -126,7 +127,7 @@ def plan(spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec) -> Plan
     for program in plan_programs(spec):
         inputs = key_inputs(program, toolchain)
         key = digest_of(inputs)
-        planned.append(PlannedProgram(program, inputs, key, cache.lookup(key)))
+        planned.append(PlannedProgram(program, inputs, key, sound_lookup(cache, key)))
     return Plan(toolchain, planned, lacks)
 
 
@@ -238,7 +239,7 @@ class _Run:
             if not held:
                 self.reporter.waiting(planned, self.cache.lock_holder(planned.key))
                 return None
-            found = self.cache.lookup(planned.key)
+            found = sound_lookup(self.cache, planned.key)
             if isinstance(found, Hit):
                 return _hit(planned, found)
             self.reporter.started(planned)

@@ -19,6 +19,7 @@ from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.failure import Failure
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.compile.program import BucketProgram
 from nxbucket.toolkit.architecture import Architecture
@@ -78,7 +79,7 @@ def compile_job(
     key = digest_of(inputs)
     print(f"{program.name}: lowered in {lower_s:.1f} s, graph key {key}", flush=True)
     with cache.lock(key):
-        found = cache.lookup(key)
+        found = sound_lookup(cache, key)
         if isinstance(found, Hit):
             return found.manifest, True
         start = time.monotonic()

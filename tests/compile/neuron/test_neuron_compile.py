@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from neuron_bench import FIRST, SECOND, NeuronBench
-from neuronx_cc_stand_in import program_name
+from neuronx_cc_stand_in import make_neff, program_name
 
 from nxbucket.compile.cache import ArtifactCache, Hit, Miss
+from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.neuron.neff import check_neff_file, read_neff
 
 Workers = Callable[[], list[int]]
@@ -499,3 +501,28 @@ def test_a_compile_for_the_cpu_never_sees_the_neuron_path(tmp_path: Path) -> Non
         assert done.returncode == 0
         imported = modules.read_text().splitlines()
         assert [m for m in imported if "neuron" in m.removeprefix("nxbucket.")] == []
+
+
+def test_another_chips_neff_under_an_entry_is_found_and_built_again(bench: NeuronBench) -> None:
+    """Every digest is right: only the NEFF's own header says what it is."""
+    _, report = bench.compile()
+    for program in report["programs"]:
+        cache, found = manifest_of(bench, program)
+        with cache.work_dir("e" * 64) as work_dir:
+            sizes = {t.name: t.num_elements * 4 for t in found.manifest.signature.inputs}
+            staged = work_dir / "neff"
+            staged.write_bytes(make_neff(list(sizes.values()), [4], target="sunda"))
+            neff = cache.add_blob(staged)
+        for key in (program["key"], program["graph_key"]):
+            entry = cache.entry(key)
+            assert isinstance(entry, Manifest)
+            blobs = tuple(neff if b.role == "program" else b for b in entry.blobs)
+            cache.publish(replace(entry, blobs=blobs))
+    verified = bench.run("cache", "verify", "--cache-dir", "cache")
+    assert verified.returncode == 1
+    assert "is for trn1" in verified.stdout
+    bench.forget_events()
+    code, again = bench.compile()
+    assert (code, statuses(again)) == (0, {FIRST: "rebuilt", SECOND: "rebuilt"})
+    assert sorted(bench.compiled()) == [SECOND, FIRST]
+    assert bench.run("cache", "verify", "--cache-dir", "cache").returncode == 0
