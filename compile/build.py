@@ -22,20 +22,25 @@ from nxbucket.compile.lockfile import (
     write_lock,
 )
 from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.outcome import Outcome, PlannedProgram, Reporter
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.pool import local_pool
 from nxbucket.compile.remote import Damaged, Pulled, pull
 from nxbucket.compile.store import Store
+from nxbucket.compile.targets import neuron_target
 from nxbucket.compile.toolchain import Toolchain
-from nxbucket.toolkit.errors import CompileError, LockError
+from nxbucket.toolkit.errors import CompileError, EnvironmentProblem, LockError
 from nxbucket.toolkit.spec import DeploySpec
 
 
 @dataclass(frozen=True)
 class Plan:
+    """`lacks`: why nothing can be compiled here; the toolchain is the lock's then."""
+
     toolchain: Toolchain
     programs: list[PlannedProgram]
+    lacks: EnvironmentProblem | None = None
 
 
 @dataclass(frozen=True)
@@ -73,14 +78,42 @@ class BuildReport:
 
 
 def plan(spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec) -> Plan:
-    """Every program of `spec`, looked up. No torch."""
-    toolchain = compiler.create().toolchain()
+    """Every program of `spec`, looked up. No torch.
+
+    Raises EnvironmentProblem if there is neither the compiler nor a lock that says which it was.
+    """
+    lacks = None
+    try:
+        toolchain = compiler.create().toolchain()
+    except EnvironmentProblem as err:
+        locked = _locked_toolchain(spec, cache, compiler)
+        if locked is None:
+            raise
+        toolchain, lacks = locked, err
     planned = []
     for program in plan_programs(spec):
         inputs = key_inputs(program, toolchain)
         key = digest_of(inputs)
-        planned.append(PlannedProgram(program, inputs, key, cache.lookup(key)))
-    return Plan(toolchain, planned)
+        planned.append(PlannedProgram(program, inputs, key, sound_lookup(cache, key)))
+    return Plan(toolchain, planned, lacks)
+
+
+def _locked_toolchain(
+    spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec
+) -> Toolchain | None:
+    """What made the artifacts that the lock names for a Neuron target, with these very options."""
+    lock = _previous_lock(lock_path(spec.path)) if compiler.is_neuron else None
+    if lock is None or lock.spec.get("compiler") != spec.resolved()["compiler"]:
+        return None
+    target = neuron_target(spec.target, compiler.options["lnc"])
+    locked = lock.targets.get(target)
+    if locked is None:
+        return None
+    # The lock does not say what lowered the graphs, its entries do: all were planned together.
+    for program in locked.programs:
+        if isinstance(entry := cache.entry(program.key), Manifest):
+            return Toolchain(target, locked.toolchain, entry.inputs.get("lowering", {}))
+    return Toolchain(target, locked.toolchain)
 
 
 def build(
@@ -95,7 +128,8 @@ def build(
     """Compile what cache and remote lack, and write the lock once every program is there.
 
     A failure is not remembered: the next run tries again. KeyboardInterrupt stops the running
-    compiles and leaves what is finished in the cache.
+    compiles and leaves what is finished in the cache. Raises EnvironmentProblem if something is to
+    be compiled, and there is nothing to do it with.
     """
     planned = plan(spec, cache, compiler)
     mine = [p for p in planned.programs if shard is None or p in shard]
@@ -107,6 +141,9 @@ def build(
             cache.mark_used(p.key)
             outcomes[p.name] = Outcome(p, "hit", 0.0, p.found.manifest)
             reporter.finished(outcomes[p.name])
+    absent = not all(isinstance(p.found, Hit) for p in mine)
+    if planned.lacks is not None and absent and options.remote is None:
+        raise planned.lacks
     if missing := [p for p in mine if p.name not in outcomes]:
         cache.prepare()
         recorded, target = cache.manifests(), planned.toolchain.target

@@ -184,6 +184,10 @@ class ArtifactCache:
     def log_path(self, key: str) -> Path:
         return self.root / "logs" / f"{key}.log"
 
+    def failed_hlo_path(self, key: str) -> Path:
+        """What the compiler was given, if it failed at `key` the last time."""
+        return self.root / "logs" / f"{key}.hlo"
+
     @staticmethod
     def _read_entry(path: Path) -> Manifest:
         if not stat.S_ISREG(path.lstat().st_mode):

@@ -16,6 +16,9 @@ from nxbucket.compile.targets import check_emulation
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.spec import DeploySpec
 
+HLO_FILE = "program.hlo"
+"""In a job's work folder: what the compiler is given, if that is an HLO. Kept where it fails."""
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -44,6 +47,10 @@ class CompilerSpec:
     options: Mapping[str, Any]
     memory_per_job_bytes: int = 3 << 30
     """Assumed peak of one compile; AOTInductor and g++ were seen at 1 to 2 GiB."""
+
+    @property
+    def is_neuron(self) -> bool:
+        return "lnc" in self.options
 
     def create(self) -> Compiler:
         module, _, name = self.factory.partition(":")

@@ -136,7 +136,7 @@ def _diagnose_lock(
     target = _target(lock, plan)
     if target is None:
         locked_for = ", ".join(sorted(lock.targets)) or "no target"
-        detail = f"locked for {locked_for}, and this host has {plan.toolchain.target}"
+        detail = f"locked for {locked_for}, and not for {plan.toolchain.target}"
         return LockDiagnosis(path, "other-target", detail)
     return _diagnose_target(path, lock, target, cache, plan, chosen)
 

@@ -131,6 +131,10 @@ def compile_command(model_file: Path, *, emulate: bool = False) -> str:
     return f"nxbucket compile {shlex.quote(str(model_file))}{' --emulate' if emulate else ''}"
 
 
+def emulate_command(command: str, model_file: Path) -> str:
+    return f"nxbucket {command} {shlex.quote(str(model_file))} --emulate"
+
+
 def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 

@@ -1,10 +1,11 @@
 """Compiles on this host, each in a process of its own."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 
 from nxbucket.compile.cache import ArtifactCache, Hit
-from nxbucket.compile.compiler import CompilerSpec
+from nxbucket.compile.compiler import HLO_FILE, CompilerSpec
 from nxbucket.compile.executor import Made, PoolOptions, Signals
 from nxbucket.compile.outcome import PlannedProgram
 from nxbucket.compile.subprocess_job import JobFailure, run_job
@@ -43,5 +44,12 @@ class LocalRunner:
             remote = None if store is None else store.location
             job = job_json(planned.program, self._compiler, self._cache, work_dir, remote)
             log_path = self._cache.log_path(planned.key)
+            hlo_path = self._cache.failed_hlo_path(planned.key)
             with self._cache.writing():
-                return run_job(job, work_dir, log_path, self._options.limits, stop)
+                hlo_path.unlink(missing_ok=True)
+                try:
+                    return run_job(job, work_dir, log_path, self._options.limits, stop)
+                except JobFailure:
+                    with contextlib.suppress(OSError):  # it may have failed before there was one
+                        (work_dir / HLO_FILE).replace(hlo_path)
+                    raise

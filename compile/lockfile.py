@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from nxbucket.compile.cache import Corrupt, Hit, Lookup
 from nxbucket.compile.canonical import digest_of
-from nxbucket.compile.explain import Difference, differences
+from nxbucket.compile.explain import Difference, compile_command, differences
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.manifest import Blob, Manifest, blobs_from_json, is_digest
 from nxbucket.compile.program import Bucket, BucketProgram, Phase
@@ -152,7 +152,9 @@ def make_lock(
     return Lock(resolved, architecture, spec.model_commit, others)
 
 
-def locked_commit(lock: Lock, path: Path, model: str, revision: str | None) -> str:
+def locked_commit(
+    lock: Lock, path: Path, model: str, revision: str | None, *, emulate: bool = False
+) -> str:
     """The commit a hub id was at when it was compiled: what a server serves, whatever came since.
 
     Raises LockError if `lock` was made for another model.
@@ -163,7 +165,7 @@ def locked_commit(lock: Lock, path: Path, model: str, revision: str | None) -> s
     was = "a folder" if lock.model_commit is None else _model_at(*locked)
     raise LockError(
         f"{path} was made for {was}, and the model file says {_model_at(model, revision)}",
-        hint=f"nxbucket compile {model_file_of(path)}",
+        hint=compile_command(model_file_of(path), emulate=emulate),
     )
 
 
@@ -187,21 +189,21 @@ def lock_differences(lock: Lock, spec: DeploySpec) -> list[Difference]:
     ]
 
 
-def check_lock(lock: Lock, path: Path, spec: DeploySpec) -> None:
+def check_lock(lock: Lock, path: Path, spec: DeploySpec, *, emulate: bool = False) -> None:
     """Raises LockError, naming the values that changed, if `lock` was made from something else."""
     changed = lock_differences(lock, spec)
     if changed:
         raise LockError(
             f"{path} was made from another {spec.path.name}; changed since: "
             f"{', '.join(map(str, changed))}",
-            hint=f"nxbucket compile {spec.path}",
+            hint=compile_command(spec.path, emulate=emulate),
         )
     for name, target in lock.targets.items():
         if edited := _edited_sizes(target, spec):
             raise LockError(
                 f"{path}: {', '.join(edited)} of {name} are not {spec.path.name}'s: the lock was "
                 "edited",
-                hint=f"nxbucket compile {spec.path}",
+                hint=compile_command(spec.path, emulate=emulate),
             )
 
 
@@ -264,10 +266,12 @@ def fault_of(lock: Lock, target_name: str, program: LockedProgram, found: Lookup
     return f"{program.name} is missing"
 
 
-def read_lock(path: Path) -> Lock:
-    """Raises LockError, with the command that writes one, if there is none or it is malformed."""
-    model_file = model_file_of(path)
-    rewrite = f"nxbucket compile {model_file}"
+def read_lock(path: Path, *, emulate: bool = False) -> Lock:
+    """Raises LockError, with the command that writes one, if there is none or it is malformed.
+
+    `emulate`: that command is to name the flag, because the reader's does.
+    """
+    rewrite = compile_command(model_file_of(path), emulate=emulate)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise LockError(f"{path}: is not a file", hint=f"remove it, then {rewrite}")
     try:

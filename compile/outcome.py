@@ -36,7 +36,8 @@ class Outcome:
     """How one program came out.
 
     `detail` says what was wrong with an artifact that was there, if anything; of a failure, it is
-    the reason; read on in `log_path`. `retryable`: it may be better the next time.
+    the reason; read on in `log_path`. `hlo_path`: what the compiler was given, if it was an HLO.
+    `retryable`: it may be better the next time.
     """
 
     planned: PlannedProgram
@@ -45,6 +46,7 @@ class Outcome:
     manifest: Manifest | None
     detail: str | None = None
     log_path: Path | None = None
+    hlo_path: Path | None = None
     log_tail: str = ""
     hint: str | None = None
     retryable: bool = False

@@ -11,6 +11,7 @@ from nxbucket.compile.eta import Eta
 from nxbucket.compile.executor import NotBegun, Runner, Signals, Work
 from nxbucket.compile.jobs import choose_jobs
 from nxbucket.compile.local_runner import LocalRunner
+from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.outcome import Outcome, PlannedProgram
 from nxbucket.compile.remote import Damaged, Pulled, pull, push
 from nxbucket.compile.subprocess_job import JobFailure, Stopped
@@ -112,7 +113,7 @@ class Pool:
                 self._pending.append(planned)
                 self._signals.stop.wait(POLL_S)
                 return None
-            found = self._cache.lookup(planned.key)
+            found = sound_lookup(self._cache, planned.key)
             if isinstance(found, Hit):
                 return self._pushed(Outcome(planned, "hit", 0.0, found.manifest))
             if (pulled := self._pull(planned, start)) is not None:
@@ -151,7 +152,7 @@ class Pool:
                 return None
             if not self._options.keep_going:
                 self._signals.no_more.set()
-            return _failed(planned, failure, start)
+            return self._failure(planned, failure, start)
         wall_s = time.monotonic() - start
         damage = found.reason if isinstance(found, Corrupt) else None
         outcome = Outcome(planned, made.status, wall_s, made.manifest, damage)
@@ -178,23 +179,24 @@ class Pool:
             return outcome
         return replace(outcome, status="adopted", manifest=theirs.manifest)
 
+    def _failure(self, planned: PlannedProgram, failure: JobFailure, start: float) -> Outcome:
+        hlo_path = self._cache.failed_hlo_path(planned.key)
+        return Outcome(
+            planned,
+            "failed",
+            time.monotonic() - start,
+            manifest=None,
+            detail=failure.reason,
+            log_path=failure.log_path,
+            hlo_path=hlo_path if hlo_path.is_file() else None,
+            log_tail=failure.log_tail,
+            hint=failure.hint,
+            retryable=failure.worth_a_retry,
+        )
+
 
 def _skipped(planned: PlannedProgram) -> Outcome:
     return Outcome(planned, "skipped", 0.0, None, "another program failed")
-
-
-def _failed(planned: PlannedProgram, failure: JobFailure, start: float) -> Outcome:
-    return Outcome(
-        planned,
-        "failed",
-        time.monotonic() - start,
-        manifest=None,
-        detail=failure.reason,
-        log_path=failure.log_path,
-        log_tail=failure.log_tail,
-        hint=failure.hint,
-        retryable=failure.worth_a_retry,
-    )
 
 
 def _nobody(_: int) -> None:

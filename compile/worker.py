@@ -20,6 +20,7 @@ from nxbucket.compile.failure import Failure
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.remote import Pulled, pull
@@ -91,7 +92,7 @@ def compile_job(
     key = digest_of(inputs)
     print(f"{program.name}: lowered in {lower_s:.1f} s, graph key {key}", flush=True)
     with cache.lock(key):
-        found = cache.lookup(key)
+        found = sound_lookup(cache, key)
         if isinstance(found, Hit):
             return found.manifest, True
         if remote is not None:

@@ -129,8 +129,9 @@ def run(name: str, step: Callable[[], str]) -> Step:
 
 def report(steps: list[Step], target: str) -> str:
     """Markdown, to paste into an issue. Holds no path of this host and no name of it."""
+    has_device = any(s.name == "devices" and s.outcome == "ok" for s in steps)
     lines = [
-        f"## nxbucket on hardware: {target}",
+        f"## nxbucket {'on hardware' if has_device else 'without a Neuron device'}: {target}",
         "",
         "| step | outcome | seconds |",
         "|---|---|---|",

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.checkpoint import check_checkpoint
+from nxbucket.compile.explain import emulate_command
 from nxbucket.compile.fetch import fetch_locked
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.store import open_store
+from nxbucket.compile.targets import parse_neuron_target
+from nxbucket.serve.neuron_host import check_device
 from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
 from nxbucket.toolkit import output
@@ -39,7 +42,11 @@ PLUGIN_GROUPS = (
 
 
 def engine_args(
-    path: str | Path, *, emulate: bool = False, remote: str | None = None
+    path: str | Path,
+    *,
+    emulate: bool = False,
+    remote: str | None = None,
+    command: str = "serve",
 ) -> dict[str, Any]:
     """Arguments for `vllm.LLM(**engine_args("model.yaml"))`, and the environment it needs.
 
@@ -49,18 +56,22 @@ def engine_args(
     Call it before vLLM is first imported. Raises SpecError, LockError, BindError, ModelError and
     EnvironmentProblem.
     """
-    spec, served = resolve(Path(path), emulate=emulate)
-    preflight(spec, served, remote)
+    spec, served = resolve(Path(path), emulate=emulate, command=command)
+    preflight(spec, served, remote, command)
     return locked_args(spec, served)
 
 
-def preflight(spec: DeploySpec, served: Served, remote: str | None = None) -> None:
+def preflight(
+    spec: DeploySpec, served: Served, remote: str | None = None, command: str = "serve"
+) -> None:
     """Find whatever is wrong with artifacts, checkpoint, environment and host before vLLM is
     imported, which takes seconds; fetch artifacts and a hub id's weights, and set the environment.
 
     Raises BindError, LockError, StoreError, ModelError, ModelLookupError, EnvironmentProblem.
     """
     manifests = artifacts_at_hand(served, remote or spec.artifacts.remote)
+    if not served.emulated and parse_neuron_target(served.target) is not None:
+        check_device(served.target, emulate_command(command, served.model_file))
     fetch_model(spec)
     check_checkpoint(spec.model_dir, served.architecture)
     prepare_environment()

@@ -33,8 +33,8 @@ from nxbucket.serve.neuron_host import (
     LNC_FILE,
     LNC_VARIABLE,
     installed_packages,
+    installed_torch,
     logical_core_of_host,
-    neuron_devices,
     package_hint,
     package_problem,
 )
@@ -60,15 +60,10 @@ class NeuronLoader:
 
     def check_host(self, manifest: Manifest) -> None:
         """Imports nothing of AWS's: this runs where vLLM has yet to fork."""
-        target, lnc = _target_of(manifest)
-        if not neuron_devices():
-            raise BindError(
-                f"{manifest.program} was compiled for {target}, and this host has no Neuron device "
-                "(/dev/neuron*)",
-                hint="nxbucket serve --emulate runs the same graphs on this processor",
-            )
-        if problem := package_problem(installed_packages()):
-            raise EnvironmentProblem(problem, hint=package_hint())
+        _, lnc = _target_of(manifest)
+        versions = installed_packages()
+        if problem := package_problem(versions):
+            raise EnvironmentProblem(problem, hint=package_hint(versions, installed_torch()))
         here = logical_core_of_host(os.environ, LNC_FILE)
         if here is not None and here[0] != str(lnc):
             raise BindError(

@@ -1,19 +1,33 @@
 """What a host says of its Neuron devices and of AWS's packages. Imports neither torch nor AWS's."""
 
 import importlib.metadata
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from nxbucket.toolkit.errors import EnvironmentProblem
 
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 LNC_FILE = Path("/opt/aws/neuron/logical_nc_config")
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 PACKAGES = ("torch-neuronx", "libtorch-neuronx-lite")
 """Either brings the classes; the second is named in AWS's plugin documentation of 2026."""
+KNOWN_TORCH = (2, 9)
+"""The newest torch that a torch-neuronx is known for."""
 
 
 def neuron_devices(folder: Path = Path("/dev")) -> list[Path]:
     """The driver's device files: /dev/neuron0, /dev/neuron1, ..."""
     return sorted(p for p in folder.glob("neuron*") if p.name.removeprefix("neuron").isdecimal())
+
+
+def check_device(target: str, emulate: str) -> None:
+    """Raises EnvironmentProblem where there is none; `emulate` is the command that needs none."""
+    if not neuron_devices():
+        raise EnvironmentProblem(
+            f"what is locked is for {target}, and this host has no Neuron device (/dev/neuron*)",
+            hint=f"serve on a host with one; {emulate} runs the same graphs on this processor",
+        )
 
 
 def installed_packages() -> dict[str, str]:
@@ -42,10 +56,30 @@ def is_placeholder(package: str, version: str) -> bool:
     return package == "torch-neuronx" and version.partition(".")[0] in ("0", "1")
 
 
-def package_hint() -> str:
-    return (
-        f"pip uninstall -y {PACKAGES[0]}; pip install {PACKAGES[0]} --extra-index-url {AWS_INDEX}"
-    )
+def package_hint(versions: Mapping[str, str], torch: str | None) -> str:
+    """`torch`: this environment's, which pip must not replace: vLLM is made for it."""
+    empty = [package for package, version in versions.items() if is_placeholder(package, version)]
+    steps = [f"pip uninstall -y {package}" for package in empty]
+    if torch is not None and _release(torch) > KNOWN_TORCH:
+        newest = ".".join(map(str, KNOWN_TORCH))
+        steps.append(
+            f"each {PACKAGES[0]} known so far is for torch {newest} or below, and torch {torch} is "
+            "here: see docs/hardware.md, point 1, before any pip install"
+        )
+    else:
+        steps.append(f"pip install {PACKAGES[0]} --extra-index-url {AWS_INDEX}")
+    return "; ".join(steps)
+
+
+def installed_torch() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"[0-9]+", version)[:2])
 
 
 def _neither(names: Iterable[str]) -> str:

@@ -7,6 +7,9 @@ from pathlib import Path
 from nxbucket.serve.engine_args import check_platform, engine_args
 from nxbucket.toolkit.errors import UsageError
 
+COMMAND = "generate --prompt '...'"
+"""What a hint calls it."""
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -25,7 +28,7 @@ def generate(
     remote: str | None = None,
 ) -> Generation:
     """Greedy at temperature 0. Raises what `engine_args` does, and UsageError for a bad prompt."""
-    arguments = engine_args(path, emulate=emulate, remote=remote)
+    arguments = engine_args(path, emulate=emulate, remote=remote, command=COMMAND)
     # In this process: a second one would import vLLM again, for one prompt.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     # Standard output is the answer's.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.cache import ArtifactCache, Hit, choose_cache
-from nxbucket.compile.explain import compile_command
+from nxbucket.compile.explain import compile_command, emulate_command
 from nxbucket.compile.host_cpu import runnable_targets
 from nxbucket.compile.lockfile import (
     BUCKET_LISTS,
@@ -120,11 +120,17 @@ class Served:
         lock_file = Path(ours["lock"])
         cache = ArtifactCache(Path(ours["cache"]))
         emulated = bool(ours.get("emulate"))
-        return cls(lock_file, cache, ours["target"], read_lock(lock_file), emulated)
+        return cls(
+            lock_file, cache, ours["target"], read_lock(lock_file, emulate=emulated), emulated
+        )
 
 
-def resolve(path: Path, *, emulate: bool = False) -> tuple[DeploySpec, Served]:
+def resolve(
+    path: Path, *, emulate: bool = False, command: str = "serve"
+) -> tuple[DeploySpec, Served]:
     """The model file and what its lock says to serve here. `path` is model.yaml or model.lock.
+
+    `command`: the one that asks, for a hint to name with `--emulate`.
 
     A hub id is read at the lock's commit. Raises SpecError, LockError (none, malformed, of another
     model file), BindError, UsageError for emulation of target cpu, or EnvironmentProblem for a hub
@@ -134,19 +140,25 @@ def resolve(path: Path, *, emulate: bool = False) -> tuple[DeploySpec, Served]:
     lock_file = lock_path(model_file.absolute())
     spec = load_spec(
         model_file,
-        lambda model, revision: locked_commit(read_lock(lock_file), lock_file, model, revision),
+        lambda model, revision: locked_commit(
+            read_lock(lock_file, emulate=emulate), lock_file, model, revision, emulate=emulate
+        ),
     )
     if emulate:
         check_emulation(spec)
-    lock = read_lock(lock_file)
-    check_lock(lock, lock_file, spec)
+    lock = read_lock(lock_file, emulate=emulate)
+    check_lock(lock, lock_file, spec, emulate=emulate)
     cache = ArtifactCache(choose_cache(spec.artifacts.cache).root)
-    target = _target(spec, lock, lock_file, cache if emulate else None)
+    target = _target(spec, lock, lock_file, cache if emulate else None, command)
     return spec, Served(lock_file, cache, target, lock, emulate)
 
 
 def _target(
-    spec: DeploySpec, lock: Lock, lock_file: Path, emulated_from: ArtifactCache | None
+    spec: DeploySpec,
+    lock: Lock,
+    lock_file: Path,
+    emulated_from: ArtifactCache | None,
+    command: str,
 ) -> str:
     """The best of the lock's targets that can be run. Raises LockError if there is none.
 
@@ -165,7 +177,7 @@ def _target(
         raise LockError(
             f"{lock_file}: locked for {locked_for}, the graphs without a program; a device of "
             f"{spec.target} runs {', '.join(wanted)}",
-            hint=f"nxbucket serve {spec.path} --emulate, or {compile_command(spec.path)}",
+            hint=f"{emulate_command(command, spec.path)}, or {compile_command(spec.path)}",
         )
     host = "--emulate" if emulate else "this host" if spec.target == "cpu" else spec.target
     raise LockError(

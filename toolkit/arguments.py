@@ -21,8 +21,16 @@ Emulate = Annotated[
     bool,
     typer.Option(
         "--emulate",
-        help="Of a Neuron target, the graphs that neuronx-cc would be given, run on this host's "
+        help="Run a Neuron target's graphs, those that neuronx-cc is given, on this host's "
         "processor: correct, not fast.",
+    ),
+]
+GraphsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--emulate",
+        help="Of a Neuron target the graphs alone, for `serve --emulate` and `generate --emulate`; "
+        "needs no neuronx-cc.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

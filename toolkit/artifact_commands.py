@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, Remote, examples, model_file
+from nxbucket.toolkit.arguments import GraphsOnly, Json, ModelFile, Remote, examples, model_file
 from nxbucket.toolkit.errors import CompileError, UsageError
 from nxbucket.toolkit.plan_commands import print_plan_of
 from nxbucket.toolkit.store_commands import remote_of
@@ -136,7 +136,7 @@ def compile(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `nxbucket plan` does, and stop.")
     ] = False,
-    emulate: Emulate = False,
+    emulate: GraphsOnly = False,
     as_json: Json = False,
 ) -> None:
     """Compile one program for each entry of both bucket lists, and write the lock file.

@@ -39,7 +39,7 @@ CacheDir = Annotated[
 def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """List the entries, without reading the blobs."""
     with output.errors_as_json(as_json):
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         entries = [(key, cache.entry(key)) for key in cache.all_keys()]
         if as_json:
             output.print_json(
@@ -74,7 +74,7 @@ def cache_show(
     with output.errors_as_json(as_json):
         import json
 
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         matching = [k for k in cache.all_keys() if k.startswith(key)]
         if len(matching) != 1:
             raise UsageError(
@@ -111,12 +111,13 @@ def cache_verify(
     """Check every entry, and size and sha256 of every blob. Exit 1 if anything stays wrong."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import Corrupt
+        from nxbucket.compile.neuron.sound import sound_lookup
         from nxbucket.compile.repair import repair_entry
         from nxbucket.compile.store import open_store
 
-        cache = _open_cache(cache_dir)
+        cache = open_cache(cache_dir)
         store = open_store(remote) if remote is not None else None
-        found = {key: cache.lookup(key) for key in cache.all_keys()}
+        found = {key: sound_lookup(cache, key) for key in cache.all_keys()}
         corrupt = {key: f.reason for key, f in found.items() if isinstance(f, Corrupt)}
         mended = {}
         if repair:
@@ -223,7 +224,7 @@ def cache_gc(
             where = store.location
             collected = collect_store(store, reachable, limits, dry_run=dry_run)
         else:
-            cache = _open_cache(cache_dir)
+            cache = open_cache(cache_dir)
             cache.prepare()
             where = str(cache.root)
             collected = collect_cache(cache, reachable, limits, dry_run=dry_run)
@@ -253,7 +254,7 @@ def cache_gc(
             raise typer.Exit(1)
 
 
-def _open_cache(cache_dir: Path | None) -> "ArtifactCache":
+def open_cache(cache_dir: Path | None) -> "ArtifactCache":
     from nxbucket.compile.cache import ArtifactCache, choose_cache
 
     cache = ArtifactCache(cache_dir.absolute() if cache_dir else choose_cache(None).root)

@@ -4,7 +4,9 @@ Only typer is imported here. Each command imports what it needs, so that `valida
 never pay for torch or vLLM.
 """
 
+import difflib
 import os
+import shlex
 import sys
 import traceback
 from io import TextIOWrapper
@@ -25,7 +27,7 @@ from nxbucket.toolkit import (
 )
 from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
 from nxbucket.toolkit.environment import unknown_variables
-from nxbucket.toolkit.errors import NxbucketError
+from nxbucket.toolkit.errors import NxbucketError, UsageError
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -104,12 +106,30 @@ def validate(model_yaml: ModelFile = None, as_json: Json = False) -> None:
 def _split_at_double_dash(arguments: list[str]) -> tuple[list[str], list[str]]:
     """`serve model.yaml -- --port 80`: what stands after the dashes is vLLM's, word for word.
 
-    Click would take the first of those words for a missing MODEL_YAML.
+    Click would take the first of those words for a missing MODEL_YAML. Raises UsageError for an
+    option that is not ours in front of them.
     """
-    if arguments[:1] == ["serve"] and "--" in arguments:
-        at = arguments.index("--")
-        return arguments[:at], arguments[at + 1 :]
-    return arguments, []
+    if arguments[:1] != ["serve"]:
+        return arguments, []
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    ours, passed_on = arguments[:at], arguments[at + 1 :]
+    foreign = next((i for i, word in enumerate(ours) if _is_vllms(word)), None)
+    if foreign is not None:
+        emulate = ["--emulate"] if "--emulate" in ours else []
+        before = [word for word in ours[:foreign] if word not in emulate]
+        behind = [word for word in ours[foreign:] if word not in emulate]
+        meant = shlex.join(["nxbucket", *before, *emulate, "--", *behind, *passed_on])
+        raise UsageError(
+            f"nxbucket serve has no option {ours[foreign]}",
+            hint=f"arguments of vllm serve go behind --: {meant}",
+        )
+    return ours, passed_on
+
+
+def _is_vllms(word: str) -> bool:
+    """A slip in an option of ours is left to click, which names the right one."""
+    options = ("--emulate", "--help")
+    return word.startswith("-") and not difflib.get_close_matches(word, options, cutoff=0.8)
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ def print_report(
             continue
         output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
         output.print_indented(o.log_tail)
+        if o.hlo_path is not None:
+            output.print_note(f"{o.name}: the HLO it was given is {o.hlo_path}")
         if o.hint is not None:
             output.print_hint(f"{o.name}: {o.hint}")
     if report.failed:
@@ -83,6 +85,7 @@ def report_json(
                 "detail": o.detail,
                 "hint": o.hint,
                 "log": str(o.log_path) if o.log_path else None,
+                "hlo": str(o.hlo_path) if o.hlo_path else None,
                 "log_tail": o.log_tail if o.status == "failed" else None,
             }
             for o in report.outcomes

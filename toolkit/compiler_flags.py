@@ -4,6 +4,7 @@ What has a key of its own, or belongs to the build, is given once, by us: of two
 the last, and then the model file, the cache key and the lock would name what is not so.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,17 @@ def check_flags(flags: Sequence[str]) -> Iterator[FlagProblem]:
             message = f"compiler.flags[{index}] is {flag!r}: neuronx-cc would read one word"
             value = flag[len(name) :].strip()
             yield FlagProblem(index, message, f'write "{name}={value}", or two items of the list')
+
+
+def as_list(text: str) -> str:
+    """The list that a string of options was meant to be, each option with its value."""
+    items: list[str] = []
+    for word in text.split():
+        if word.startswith("-") or not items or "=" in items[-1]:
+            items.append(word)
+        else:
+            items[-1] += f"={word}"
+    return json.dumps(items)
 
 
 def _pinned(name: str) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.cache import NETWORK_FILESYSTEMS, CacheChoice, choose_cache, filesystem_type
+from nxbucket.compile.explain import compile_command
 from nxbucket.compile.host_cpu import LEVEL_FLAGS, host_cpu_flags, host_march
 from nxbucket.compile.lockfile import lock_path
 from nxbucket.compile.program import ITEM_BYTES
@@ -75,6 +76,8 @@ def exit_code(checks: Iterable[Check]) -> int:
 def examine(model_file: Path | None) -> list[Check]:
     """Every check that makes sense, in the order a person would mend things."""
     environ, versions = os.environ, installed_versions()
+    of_file, spec = (None, None) if model_file is None else check_model_file(model_file)
+    is_neuron = spec is not None and spec.target != "cpu"
     checks = [
         check_python(sys.version_info[:2]),
         check_cxx(environ.get("CXX", "g++")),
@@ -82,26 +85,25 @@ def examine(model_file: Path | None) -> list[Check]:
         check_torch(versions),
         check_vllm(versions),
         check_unneeded(versions),
-        check_processor(),
+        check_processor(compiles=not is_neuron),
         check_plugins(platform_plugins()),
         *check_environment(environ, len(os.sched_getaffinity(0))),
     ]
-    spec = None
-    if model_file is not None:
-        checked, spec = check_model_file(model_file)
-        checks.append(checked)
-    if spec is not None and spec.target != "cpu":
+    if of_file is not None:
+        checks.append(of_file)
+    if spec is not None and is_neuron:
         from nxbucket.toolkit.doctor_neuron import neuron_checks
 
         checks = [_unneeded(c, CXX) for c in checks] + neuron_checks(spec, environ)
     checks += _checked("cache", lambda: check_cache(_cache_of(spec)))
     if spec is not None:
-        is_neuron = spec.target != "cpu"
         if is_neuron:
             from nxbucket.toolkit.doctor_device import device_checks
 
             checks += device_checks(spec)
-        checked, served = check_lock(spec.path)
+        # Without the compiler, graphs are what this host can make.
+        emulate = any(c.name == NEURONX_CC and c.missing for c in checks)
+        checked, served = check_lock(spec.path, emulate=emulate)
         checks.append(checked)
         if checked.status is Status.OK:
             # All is compiled: a host that serves needs no compiler.
@@ -221,13 +223,17 @@ def check_unneeded(versions: Mapping[str, str]) -> Check:
     return Check("torch's companions", Status.OK, "none that does not match torch")
 
 
-def check_processor() -> Check:
+def check_processor(*, compiles: bool) -> Check:
+    """`compiles`: target cpu does for what this processor runs, a Neuron target does not."""
     try:
         level = host_march()
     except EnvironmentProblem as err:
         return Check("processor", Status.FAIL, err.message, err.hint, missing=True)
     runs = [name for name, flags in LEVEL_FLAGS.items() if flags <= host_cpu_flags()]
-    return Check("processor", Status.OK, f"runs {', '.join(runs)}; compiles for cpu-{level}")
+    message = f"runs {', '.join(runs)}"
+    if compiles:
+        message += f"; compiles for cpu-{level}"
+    return Check("processor", Status.OK, message)
 
 
 def check_plugins(names: Iterable[str]) -> Check:
@@ -308,15 +314,18 @@ def check_cache(choice: CacheChoice) -> list[Check]:
     return [*checks, Check("disk", status, f"{_gib(free)} free for the cache", mend)]
 
 
-def check_lock(model_file: Path) -> tuple[Check, Served | None]:
-    """Whether the lock is this model file's, and the cache holds every artifact it names."""
-    name, compile_it = "lock", f"nxbucket compile {model_file}"
+def check_lock(model_file: Path, *, emulate: bool = False) -> tuple[Check, Served | None]:
+    """Whether the lock is this model file's, and the cache holds every artifact it names.
+
+    `emulate`: the command that writes one is to name the flag.
+    """
+    name, compile_it = "lock", compile_command(model_file, emulate=emulate)
     lock_file = lock_path(model_file)
     if not lock_file.exists():
         message = f"no {lock_file.name} yet: nothing is compiled for {model_file.name}"
         return Check(name, Status.WARN, message, compile_it), None
     try:
-        _, served = _resolve(model_file)
+        _, served = _resolve(model_file, emulate=emulate)
     except NxbucketError as err:
         return Check(name, Status.FAIL, err.message, err.hint), None
     try:
@@ -329,16 +338,15 @@ def check_lock(model_file: Path) -> tuple[Check, Served | None]:
     return Check(name, Status.OK, message), served
 
 
-def _resolve(model_file: Path) -> tuple[DeploySpec, Served]:
-    """As a server without `--emulate` would, or else as one with it."""
+def _resolve(model_file: Path, *, emulate: bool) -> tuple[DeploySpec, Served]:
+    """As a server without `--emulate` would, or else as one with it. `emulate`: whose error."""
     try:
         return resolve(model_file)
-    except LockError:
+    except LockError as err:
         try:
             return resolve(model_file, emulate=True)
-        except NxbucketError:
-            pass
-        raise
+        except NxbucketError as emulated:
+            raise (emulated if emulate else err) from None
 
 
 def check_memory(served: Served, available: int | None) -> Check:

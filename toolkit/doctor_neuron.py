@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nxbucket.compile.neuron.libneuronxla import find_libneuronxla
 from nxbucket.compile.neuron.neuronx_cc import (
-    AWS_INDEX,
+    INSTALL,
     find_neuronx_cc,
     missing_compiler,
     placeholder_version,
@@ -59,7 +59,9 @@ def check_placeholders() -> Check:
         shown = ", ".join(f"{package} {version}" for package, version in empty.items())
         message = f"{shown}: empty placeholders from PyPI"
         names = " ".join(empty)
-        mend = f"pip uninstall -y {names} && pip install {names} --extra-index-url {AWS_INDEX}"
+        mend = f"pip uninstall -y {names}"
+        if set(empty) - {"torch-neuronx"}:
+            mend += f"; {INSTALL}"
         return Check(name, Status.FAIL, message, mend, missing=True)
     found = [f"{p} {v}" for p in PACKAGES if (v := _version(p)) is not None]
     return Check(name, Status.OK, ", ".join(found) or "none installed")

@@ -3,6 +3,7 @@
 Nothing is run, loaded or unpacked to disk; neither torch nor jax is imported for a NEFF or a .pt2.
 """
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import Json, examples
+from nxbucket.toolkit.cache_commands import CacheDir, open_cache
 from nxbucket.toolkit.errors import ArtifactError, UsageError
 
 if TYPE_CHECKING:
@@ -17,46 +19,83 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
+HEX = re.compile("[0-9a-f]{4,64}")
 ZIP = b"PK\x03\x04"
 ANOTHER = "nxbucket compile makes it again; nxbucket cache verify finds the damaged ones"
 
 
 @app.command(
     epilog=examples(
-        "nxbucket inspect program.neff", "nxbucket inspect program.hlo --json | jq .opcodes"
+        "nxbucket inspect program.neff",
+        "nxbucket inspect program.hlo --json | jq .opcodes",
+        "nxbucket inspect 3f9a1c",
     )
 )
 def inspect(
     file: Annotated[
-        Path, typer.Argument(help="A NEFF, a .pt2 or an HloModuleProto, told apart by content.")
+        str,
+        typer.Argument(
+            help="A NEFF, a .pt2 or an HloModuleProto, told apart by content; or a key or a digest "
+            "of the cache, or its first digits."
+        ),
     ],
+    cache_dir: CacheDir = None,
     as_json: Json = False,
 ) -> None:
     """Print what a compiled file says of itself: what it is for, its parts, its tensors.
 
+    Of a key with two blobs the program is shown, and a note names the other.
+
     Exit 1 for a file that is damaged, and for an HLO that breaks a rule of Neuron's compiler.
     """
     with output.errors_as_json(as_json):
-        if not file.is_file():
-            raise UsageError(
-                f"no file {file}", hint="nxbucket cache show KEY prints the digests of its blobs"
-            )
-        with file.open("rb") as f:
+        path = Path(file)
+        if not path.is_file():
+            path = _blob_of(file, cache_dir)
+        with path.open("rb") as f:
             start = f.read(1 << 16)
         from nxbucket.compile.hlo.module import looks_like_hlo
         from nxbucket.compile.neuron.neff import looks_like_neff
 
         if looks_like_neff(start):
-            _inspect_neff(file, as_json)
+            _inspect_neff(path, as_json)
         elif start.startswith(ZIP):
-            _inspect_pt2(file, as_json)
+            _inspect_pt2(path, as_json)
         elif looks_like_hlo(start):
-            _inspect_hlo(file, as_json)
+            _inspect_hlo(path, as_json)
         else:
             raise UsageError(
-                f"{file} is not an artifact nxbucket knows",
-                hint="give a NEFF or an HLO (of a Neuron target), or a .pt2 (of target cpu)",
+                f"{path} is not a NEFF, .pt2 or HLO",
+                hint="Neuron targets have NEFF and HLO, target cpu has .pt2: nxbucket cache ls",
             )
+
+
+def _blob_of(name: str, cache_dir: Path | None) -> Path:
+    """What the cache has under a key or a digest, or the first digits of one."""
+    if not HEX.fullmatch(name) or Path(name).exists():
+        raise UsageError(f"no file {name}", hint="give a file, or a key of nxbucket cache ls")
+    cache = open_cache(cache_dir)
+    keys = [key for key in cache.all_keys() if key.startswith(name)]
+    digests = [path.name for path in cache.root.glob(f"blobs/sha256/{name[:2]}/{name}*")]
+    if len(keys) + len(digests) != 1:
+        raise UsageError(
+            f"no file {name}, and {len(keys)} keys and {len(digests)} blobs of {cache.root} begin "
+            "with it",
+            hint="nxbucket cache ls prints the keys; give more digits, or --cache-dir",
+        )
+    if digests:
+        return cache.blob_path(digests[0])
+    entry = cache.entry(keys[0])
+    if isinstance(entry, str):
+        raise ArtifactError(entry, hint=ANOTHER)
+    chosen, *others = entry.blobs
+    for blob in others:
+        output.print_note(f"its {blob.role} is {cache.blob_path(blob.digest)}")
+    path = cache.blob_path(chosen.digest)
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing", hint=ANOTHER)
+    output.print_note(f"{entry.program}, {entry.target}: its {chosen.role} is {path}")
+    return path
 
 
 def _inspect_hlo(file: Path, as_json: bool) -> None:

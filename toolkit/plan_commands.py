@@ -2,13 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Emulate, Json, ModelFile, examples, model_file
-from nxbucket.toolkit.errors import UsageError
+from nxbucket.toolkit.arguments import GraphsOnly, Json, ModelFile, examples, model_file
+from nxbucket.toolkit.errors import NxbucketError, UsageError
+
+if TYPE_CHECKING:
+    from nxbucket.compile.build import Plan
+    from nxbucket.toolkit.spec import DeploySpec
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -16,12 +20,15 @@ PROGRAM_NAME = re.compile(r"(prefill|decode)_\w+")
 
 
 @app.command(epilog=examples("nxbucket plan", "nxbucket plan model.yaml --json"))
-def plan(model_yaml: ModelFile = None, emulate: Emulate = False, as_json: Json = False) -> None:
+def plan(model_yaml: ModelFile = None, emulate: GraphsOnly = False, as_json: Json = False) -> None:
     """Print every program with its key, cost and state, and what serving will need.
 
     Nothing is compiled. FLOPs are those of one execution, attention over the padded context
     included. Bytes are those of one rank. A compile time is the recorded one of a hit, or, with ~,
     an estimate.
+
+    Keys of a Neuron target need its compiler, or the lock that names it. Without either, the rest
+    is printed.
     """
     print_plan_of(model_yaml, as_json, emulate=emulate)
 
@@ -59,7 +66,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    emulate: Emulate = False,
+    emulate: GraphsOnly = False,
     as_json: Json = False,
 ) -> None:
     """Say why a program is not in the cache: the inputs that differ from the nearest entry's.
@@ -76,14 +83,17 @@ def explain(
         from nxbucket.compile.cache import ArtifactCache, choose_cache
         from nxbucket.compile.compiler import compiler_for
         from nxbucket.compile.diagnosis import diagnose
+        from nxbucket.compile.targets import HLO_TARGET
         from nxbucket.toolkit.explain_report import diagnosis_as_json, print_diagnosis
+        from nxbucket.toolkit.plan_report import lack_of
         from nxbucket.toolkit.spec import load_spec
 
         given, names = _split(words or [])
         spec = load_spec(model_file(given))
         choice = choose_cache(spec.artifacts.cache)
         cache = ArtifactCache(choice.root)
-        planned = plan(spec, cache, compiler_for(spec, emulate=emulate))
+        compiler = compiler_for(spec, emulate=emulate)
+        planned = (_plan_served(spec) if emulate else None) or plan(spec, cache, compiler)
         known = [p.name for p in planned.programs]
         for name in names:
             if name not in known:
@@ -92,6 +102,12 @@ def explain(
                 )
         diagnosis = diagnose(spec, cache, planned, names or known)
         output.print_note(f"cache {choice.root} ({choice.origin})")
+        if planned.lacks is not None:
+            output.print_note(lack_of(planned.lacks, spec))
+        if emulate and planned.toolchain.target != HLO_TARGET:
+            output.print_note(
+                f"--emulate runs the graphs in the artifacts of {planned.toolchain.target}"
+            )
         if as_json:
             target = planned.toolchain.target
             output.print_json(diagnosis_as_json(diagnosis, target, choice))
@@ -99,6 +115,31 @@ def explain(
             print_diagnosis(diagnosis)
         if not diagnosis.ok:
             raise typer.Exit(1)
+
+
+def _plan_served(spec: "DeploySpec") -> "Plan | None":
+    """The artifacts that `serve --emulate` would run; None if it would refuse.
+
+    They may be a device's, which hold the graphs too, and made by an nxbucket that had other keys.
+    """
+    from nxbucket.compile.build import Plan
+    from nxbucket.compile.cache import Hit
+    from nxbucket.compile.outcome import PlannedProgram
+    from nxbucket.compile.plan import plan_programs
+    from nxbucket.compile.toolchain import Toolchain
+    from nxbucket.serve.served import resolve
+
+    try:
+        _, served = resolve(spec.path, emulate=True)
+        manifests = served.verified_manifests()
+    except NxbucketError:
+        return None
+    keys = {program.name: program.key for program in served.locked.programs}
+    planned = [
+        PlannedProgram(p, manifests[p.name].inputs, keys[p.name], Hit(manifests[p.name]))
+        for p in plan_programs(spec)
+    ]
+    return Plan(Toolchain(served.target, served.locked.toolchain), planned)
 
 
 def _split(words: list[str]) -> tuple[Path | None, list[str]]:

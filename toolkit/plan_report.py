@@ -1,17 +1,22 @@
 """What a plan says: each program's cost and state, what a server will need, what to think about."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from nxbucket.compile.build import Plan, plan
-from nxbucket.compile.cache import ArtifactCache, CacheChoice, Corrupt, Hit
+from nxbucket.compile.build import plan
+from nxbucket.compile.cache import ArtifactCache, CacheChoice, Corrupt, Hit, Lookup
 from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.cost import CompileTimes, Cost, Memory, compile_times, cost_of, memory_of
+from nxbucket.compile.explain import emulate_command
 from nxbucket.compile.host_memory import available_bytes
-from nxbucket.compile.outcome import PlannedProgram
+from nxbucket.compile.lockfile import lock_path
+from nxbucket.compile.plan import plan_programs
+from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.targets import neuron_target
 from nxbucket.toolkit import output
 from nxbucket.toolkit.buckets import SMALLEST_DEFAULT_PREFILL_BUCKET
+from nxbucket.toolkit.errors import EnvironmentProblem
 from nxbucket.toolkit.spec import DeploySpec
 
 SHORT_TAIL = 40
@@ -20,27 +25,46 @@ SHORT_TAIL = 40
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """`compile_s` was recorded for a hit, and is estimated otherwise, if it can be."""
+    """`compile_s` was recorded for a hit, and is estimated otherwise, if it can be.
 
-    planned: PlannedProgram
+    `key` and `found` are None where this host lacks the compiler that the key is made from.
+    """
+
+    name: str
+    key: str | None
+    found: Lookup | None
     cost: Cost
     compile_s: float | None
     compile_s_from: Literal["recorded", "estimated"] | None
 
     @property
     def cache(self) -> str:
-        return type(self.planned.found).__name__.lower()
+        if self.found is None:
+            return "unknown (no neuronx-cc here)"
+        return type(self.found).__name__.lower()
+
+    @property
+    def corrupt(self) -> str | None:
+        return self.found.reason if isinstance(self.found, Corrupt) else None
 
 
 @dataclass(frozen=True)
 class PlanReport:
+    """`lacks`: what keeps this host from compiling. `toolchain` is the lock's then, or empty."""
+
     spec: DeploySpec
     choice: CacheChoice
-    plan: Plan
+    target: str
+    toolchain: Mapping[str, str]
+    lacks: EnvironmentProblem | None
     rows: list[PlannedRow]
     times: CompileTimes | None
     memory: Memory
     available_bytes: int
+
+    @property
+    def unknown(self) -> bool:
+        return not self.toolchain
 
     @property
     def missing(self) -> list[PlannedRow]:
@@ -65,28 +89,47 @@ class PlanReport:
 def make_plan_report(
     spec: DeploySpec, cache: ArtifactCache, choice: CacheChoice, compiler: CompilerSpec
 ) -> PlanReport:
-    planned = plan(spec, cache, compiler)
-    all_hit = all(isinstance(p.found, Hit) for p in planned.programs)
-    times = None if all_hit else compile_times(cache.manifests(), planned.toolchain.target)
+    programs = plan_programs(spec)
+    keys: list[tuple[str | None, Lookup | None]]
+    lacks: EnvironmentProblem | None
+    try:
+        planned = plan(spec, cache, compiler)
+    except EnvironmentProblem as err:
+        if not compiler.is_neuron:
+            raise
+        # Sizes need no compiler; keys do.
+        target, lacks = neuron_target(spec.target, compiler.options["lnc"]), err
+        toolchain: Mapping[str, str] = {}
+        keys = [(None, None)] * len(programs)
+    else:
+        target, lacks = planned.toolchain.target, planned.lacks
+        toolchain = planned.toolchain.versions
+        keys = [(p.key, p.found) for p in planned.programs]
+    all_hit = all(isinstance(found, Hit) for _, found in keys)
+    times = None if all_hit else compile_times(cache.manifests(), target)
     return PlanReport(
         spec,
         choice,
-        planned,
-        [_row(p, times) for p in planned.programs],
+        target,
+        toolchain,
+        lacks,
+        [_row(p, key, found, times) for p, (key, found) in zip(programs, keys, strict=True)],
         times,
-        memory_of(p.program for p in planned.programs),
+        memory_of(programs),
         available_bytes(),
     )
 
 
-def _row(planned: PlannedProgram, times: CompileTimes | None) -> PlannedRow:
-    cost = cost_of(planned.program)
-    if isinstance(planned.found, Hit):
-        manifest = planned.found.manifest
-        return PlannedRow(planned, cost, manifest.lower_s + manifest.compile_s, "recorded")
+def _row(
+    program: BucketProgram, key: str | None, found: Lookup | None, times: CompileTimes | None
+) -> PlannedRow:
+    cost = cost_of(program)
+    if isinstance(found, Hit):
+        seconds = found.manifest.lower_s + found.manifest.compile_s
+        return PlannedRow(program.name, key, found, cost, seconds, "recorded")
     if times is None:
-        return PlannedRow(planned, cost, None, None)
-    return PlannedRow(planned, cost, times.estimate_s(planned.program), "estimated")
+        return PlannedRow(program.name, key, found, cost, None, None)
+    return PlannedRow(program.name, key, found, cost, times.estimate_s(program), "estimated")
 
 
 def padding_hint(spec: DeploySpec) -> str | None:
@@ -139,10 +182,10 @@ def print_plan(report: PlanReport) -> None:
     for row in report.rows:
         seconds = "-" if row.compile_s is None else f"{row.compile_s:.1f}"
         about = "~" if row.compile_s_from == "estimated" else ""
-        key, cost = row.planned.key, row.cost
+        key, cost = row.key or "-", row.cost
         rows.append(
             (
-                row.planned.name,
+                row.name,
                 row.cache,
                 human(cost.flops),
                 str(cost.io_bytes),
@@ -154,14 +197,25 @@ def print_plan(report: PlanReport) -> None:
     output.print_data("")
     output.print_table(list(_summary(report)))
     for row in report.rows:
-        if isinstance(row.planned.found, Corrupt):
-            output.print_warning(f"{row.planned.name}: {row.planned.found.reason}")
+        if row.corrupt is not None:
+            output.print_warning(f"{row.name}: {row.corrupt}")
     if warning := memory_warning(report.spec, report.memory, report.available_bytes):
         output.print_warning(warning)
     if hint := padding_hint(report.spec):
         output.print_note(hint)
-    target = report.plan.toolchain.target
-    output.print_note(f"{len(report.missing)} of {len(report.rows)} would be compiled for {target}")
+    if report.unknown and report.lacks is not None:
+        output.print_note(f"{report.lacks.message}: keys, and what the cache has, are unknown")
+        output.print_hint(f"{emulate_command('plan', report.spec.path)} knows those of the graphs")
+        return
+    if report.lacks is not None:
+        output.print_note(lack_of(report.lacks, report.spec))
+    count = f"{len(report.missing)} of {len(report.rows)}"
+    output.print_note(f"{count} would be compiled for {report.target}")
+
+
+def lack_of(problem: EnvironmentProblem, spec: DeploySpec) -> str:
+    """Why keys are not those of this host's compiler."""
+    return f"{problem.message}: keys are for the compiler that {lock_path(spec.path).name} names"
 
 
 def _summary(report: PlanReport) -> Iterator[tuple[str, str]]:
@@ -190,11 +244,13 @@ def _summary(report: PlanReport) -> Iterator[tuple[str, str]]:
 
 
 def _to_compile(report: PlanReport) -> str:
+    if report.unknown:
+        return f"unknown; {len(report.rows)} programs at most"
     if not report.missing:
         return "nothing"
     count = f"{len(report.missing)} programs"
     if report.compile_s is None or report.times is None:
-        return f"{count}; no record of how long one takes on {report.plan.toolchain.target}"
+        return f"{count}; no record of how long one takes on {report.target}"
     return (
         f"{count}; about {report.compile_s:.0f} s one at a time, estimated per layer from "
         f"{report.times.num_recorded} recorded"
@@ -217,24 +273,24 @@ def defaults_of(spec: DeploySpec) -> dict[str, Any]:
 
 def plan_as_json(report: PlanReport) -> dict[str, Any]:
     spec, memory = report.spec, report.memory
-    found = [(row, row.planned.found) for row in report.rows]
     return {
         "ok": True,
         "file": str(spec.path),
-        "target": report.plan.toolchain.target,
-        "toolchain": dict(report.plan.toolchain.versions),
+        "target": report.target,
+        "toolchain": dict(report.toolchain),
+        "lacks": report.lacks and report.lacks.message,
         "cache_dir": str(report.choice.root),
         "programs": [
             {
-                "name": row.planned.name,
-                "key": row.planned.key,
-                "cache": row.cache,
-                "reason": state.reason if isinstance(state, Corrupt) else None,
+                "name": row.name,
+                "key": row.key,
+                "cache": "unknown" if row.found is None else row.cache,
+                "reason": row.corrupt,
                 **asdict(row.cost),
                 "compile_s": row.compile_s,
                 "compile_s_from": row.compile_s_from,
             }
-            for row, state in found
+            for row in report.rows
         ],
         "memory_per_rank": {
             **asdict(memory),
@@ -249,8 +305,8 @@ def plan_as_json(report: PlanReport) -> dict[str, Any]:
             "tokens": report.kv_tokens,
         },
         "to_compile": {
-            "programs": len(report.missing),
-            "compile_s": report.compile_s,
+            "programs": None if report.unknown else len(report.missing),
+            "compile_s": None if report.unknown else report.compile_s,
             "estimated_from": report.times.num_recorded if report.times else 0,
         },
         "defaults": defaults_of(spec),

@@ -138,15 +138,15 @@ class Section:
         self.report(key, "unknown-value", message, hint)
         return None
 
-    def items(self, key: str, wanted: str) -> list[Node] | None:
-        """A list's nodes; None where the key is left out, null or wrong."""
+    def items(self, key: str, wanted: str, hint: str | None = None) -> list[Node] | None:
+        """A list's nodes; None where the key is left out, null or wrong. `hint`: for wrong."""
         node = self.node(key)
         if node is None or (isinstance(node, ScalarNode) and node.kind == "null"):
             self.defaulted.add(self.dotted(key))
             return None
         if isinstance(node, ListNode):
             return list(node.items)
-        self.wrong_type(key, wanted, _list_hint(key, node))
+        self.wrong_type(key, wanted, hint or _list_hint(key, node))
         return None
 
     def child(self, key: str) -> "Section":

@@ -54,10 +54,12 @@ class NeuronConfig(_Frozen):
     ends in max_num_seqs."""
     kv_segment_size_buckets: tuple[int, ...] | None = None
     """One value: the KV cache is read this many tokens at a time, so that temporaries do not grow
-    with max_model_len. A multiple of block_size; null reads it in one piece."""
+    with max_model_len. A multiple of block_size, and on a Neuron target 512, 1024, 2048, 4096 or
+    8192, as AWS's plugin takes it; null reads it in one piece."""
     decode_context_length_buckets: tuple[int, ...] | None = None
     """A second axis of the decode programs: context lengths in tokens, ascending, below
-    max_model_len, which is always there. Multiples of block_size; null compiles none."""
+    max_model_len, which is always there. On target cpu multiples of block_size, on a Neuron target
+    of 128, as AWS's plugin takes it; null compiles none."""
 
     @property
     def kv_segment_size(self) -> int | None:
@@ -112,7 +114,8 @@ class DeploySpec(_Frozen):
     """The most prompt tokens in one step; a longer prompt is read in chunks. At least
     max_num_seqs."""
     block_size: int
-    """Tokens per block of the KV cache. On target cpu a multiple of 32."""
+    """Tokens per block of the KV cache. On target cpu a multiple of 32. A Neuron target takes any;
+    no size was tried on a device, and emulated servers were tried with 32 only."""
     num_gpu_blocks_override: int | None
     """Blocks of the KV cache, vLLM's null block among them. Part of every program's shape, so it is
     never taken from a host's free memory."""

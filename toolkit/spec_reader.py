@@ -12,7 +12,7 @@ from nxbucket.toolkit.buckets import (
     get_default_num_seqs_buckets,
     show,
 )
-from nxbucket.toolkit.compiler_flags import check_flags, notes_on_flags
+from nxbucket.toolkit.compiler_flags import as_list, check_flags, notes_on_flags
 from nxbucket.toolkit.errors import EnvironmentProblem, ModelLookupError, Problem, SpecError
 from nxbucket.toolkit.long_context import check_context_lengths, check_kv_segment_sizes
 from nxbucket.toolkit.model_folder import CommitOf, FoundModel, ask_the_hub, find_model
@@ -275,7 +275,10 @@ class _SpecReader:
 
     def _read_compiler(self, section: Section, target: str | None) -> dict[str, Any]:
         flags = []
-        for index, node in enumerate(section.items("flags", "list of strings") or ()):
+        given = section.node("flags")
+        text = given.text if isinstance(given, ScalarNode) else "--model-type=transformer"
+        hint = f"write flags: {as_list(text)}"
+        for index, node in enumerate(section.items("flags", "list of strings", hint) or ()):
             if isinstance(node, ScalarNode) and node.kind == "string" and node.text.isprintable():
                 flags.append(node.text)
             else:

@@ -9,7 +9,7 @@ import typer
 
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import (
-    Emulate,
+    GraphsOnly,
     Json,
     ModelFile,
     Remote,
@@ -203,7 +203,7 @@ def pull(
 def lock(
     model_yaml: ModelFile = None,
     remote: Remote = None,
-    emulate: Emulate = False,
+    emulate: GraphsOnly = False,
     as_json: Json = False,
 ) -> None:
     """Write the lock from what cache and remote hold, without compiling: after `--shard` jobs."""

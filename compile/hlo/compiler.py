@@ -6,7 +6,7 @@ Importing this imports neither torch nor jax.
 import importlib.metadata
 from pathlib import Path
 
-from nxbucket.compile.compiler import Lowered
+from nxbucket.compile.compiler import HLO_FILE, Lowered
 from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.targets import HLO_TARGET
@@ -55,7 +55,7 @@ def lower_to_hlo(program: BucketProgram) -> Lowered:
 
 
 def write_hlo(lowered: Lowered, work_dir: Path) -> Path:
-    path = work_dir / "program.hlo"
+    path = work_dir / HLO_FILE
     path.write_bytes(lowered.payload)
     return path
 

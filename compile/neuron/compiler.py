@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nxbucket.compile.canonical import canonical_json
-from nxbucket.compile.compiler import Lowered
+from nxbucket.compile.compiler import HLO_FILE, Lowered
 from nxbucket.compile.failure import ProgramFailed
 from nxbucket.compile.hlo.compiler import lower_to_hlo, lowering_versions
 from nxbucket.compile.manifest import BlobRole
@@ -94,7 +94,7 @@ class NeuronCompiler:
 
     def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
         program: HloProgram = lowered.payload
-        hlo, neff = work_dir / "program.hlo", work_dir / "program.neff"
+        hlo, neff = work_dir / HLO_FILE, work_dir / "program.neff"
         hlo.write_bytes(program.hlo)
         route, flags, folder = self._route, [*self._flags, *QUIET], work_dir / "neuronx-cc"
         if isinstance(route, NeuronxCc):

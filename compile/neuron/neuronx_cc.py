@@ -27,7 +27,11 @@ from nxbucket.toolkit.errors import EnvironmentProblem
 
 COMMAND = "neuronx-cc"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
-INSTALL = f"pip install neuronx-cc --extra-index-url {AWS_INDEX}"
+INSTALL = (
+    "give neuronx-cc an environment of its own: python3 -m venv ~/neuronx-cc && "
+    f'~/neuronx-cc/bin/pip install "neuronx-cc==VERSION" --extra-index-url {AWS_INDEX}, and put '
+    "~/neuronx-cc/bin on PATH; pin VERSION, which is in every key"
+)
 VERSION = re.compile(r"NeuronX Compiler version (\S+)")
 """To the end of the word: what stands behind a + or a % tells two builds apart."""
 HELP = ("compile", "--help")
@@ -65,7 +69,7 @@ def missing_compiler() -> EnvironmentProblem:
         return EnvironmentProblem(
             f"neuronx-cc {version} is the empty placeholder of PyPI; the compiler itself is in "
             "AWS's package index",
-            hint=f"pip uninstall -y neuronx-cc && {hint}",
+            hint=f"pip uninstall -y neuronx-cc; {hint}",
         )
     return EnvironmentProblem(
         "neuronx-cc is not on PATH, and Neuron targets are compiled with it", hint=hint
@@ -121,7 +125,8 @@ def _ask(path: Path, into: IO[bytes], *arguments: str) -> "subprocess.Popen[byte
         )
     except OSError as err:
         raise EnvironmentProblem(
-            f"{path} does not run: {err.strerror or err}", hint=f"{INSTALL}, for this processor"
+            f"{path} does not run: {err.strerror or err}",
+            hint=f"take one that is for this processor: {INSTALL}",
         ) from err
 
 

@@ -56,7 +56,7 @@ def small(tmp_path: Path) -> Path:
 
 PROGRAM_FIELDS = {
     "name", "status", "key", "graph_key", "digest", "size_bytes", "wall_s", "detail", "log",
-    "hint", "log_tail",
+    "hint", "hlo", "log_tail",
 }  # fmt: skip
 REPORT_FIELDS = {
     "ok", "target", "toolchain", "cache_dir", "lock", "lock_written", "changed", "others", "wall_s",

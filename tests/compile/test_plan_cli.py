@@ -78,7 +78,7 @@ def test_a_plan_has_each_programs_key_cost_and_state(run: Run, tmp_path: Path) -
 def test_a_plan_as_json_is_one_object_of_exact_numbers(run: Run, tmp_path: Path) -> None:
     plan = json.loads(run("plan", "--json")[1])
     assert set(plan) == {
-        "ok", "file", "target", "toolchain", "cache_dir", "programs", "memory_per_rank",
+        "ok", "file", "target", "toolchain", "lacks", "cache_dir", "programs", "memory_per_rank",
         "kv_cache", "to_compile", "defaults", "warnings", "hints",
     }  # fmt: skip
     assert [p["name"] for p in plan["programs"]] == NAMES

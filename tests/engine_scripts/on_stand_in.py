@@ -15,12 +15,12 @@ os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
 def main(cases_file: str, model_file: str, out_file: str, route: str) -> None:
     from neuron_stand_in import Device
 
-    from nxbucket.serve import neuron_device
+    from nxbucket.serve import neuron_device, neuron_host
     from nxbucket.serve.engine_args import engine_args
     from nxbucket.serve.torch_neuron import TorchNeuron
 
     device = Device()
-    neuron_device.neuron_devices = lambda: [Path("/dev/neuron0")]
+    neuron_host.neuron_devices = lambda: [Path("/dev/neuron0")]
     neuron_device.installed_packages = lambda: {"torch-neuronx": "2.0"}
     neuron_device._check_neff_file = lambda *_: []
     TorchNeuron.imported = classmethod(lambda cls, lnc: device.connected(route))

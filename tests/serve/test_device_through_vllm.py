@@ -64,9 +64,11 @@ def test_without_a_device_the_flag_is_named(
 ) -> None:
     if list(Path("/dev").glob("neuron[0-9]*")):
         pytest.skip("this host has one")
+    named = {"serve": "serve", "generate": "generate --prompt '...'"}
     for command in (["serve"], ["generate", "--prompt", "a"]):
         done = run_nxbucket(command[0], str(device_example), *command[1:], env=artifact_env)
-        assert done.returncode == 1
-        assert "compiled for trn2, and this host has no Neuron device (/dev/neuron*)" in done.stderr
-        assert "hint: nxbucket serve --emulate runs the same graphs" in done.stderr
+        assert done.returncode == 3
+        assert "is for trn2-lnc2, and this host has no Neuron device (/dev/neuron*)" in done.stderr
+        emulate = f"nxbucket {named[command[0]]} {device_example} --emulate"
+        assert f"hint: serve on a host with one; {emulate} runs the same graphs" in done.stderr
         assert "Traceback" not in done.stderr

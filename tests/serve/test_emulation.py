@@ -1,7 +1,9 @@
 """`--emulate` without an engine: what a lock is served as, what is refused, where the cache is."""
 
 import dataclasses
+import functools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,9 +30,9 @@ from nxbucket.compile.lockfile import lock_path, read_lock
 from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.programs.weights import weight_specs
-from nxbucket.serve import emulation, neuron_device
+from nxbucket.serve import emulation, neuron_host
 from nxbucket.serve.emulation import EmulatingLoader, jax_problem
-from nxbucket.serve.loaders import loader_for
+from nxbucket.serve.engine_args import preflight
 from nxbucket.serve.neuron_device import NeuronLoader
 from nxbucket.serve.served import Served, resolve
 from nxbucket.serve.xla_programs import XlaMemory, load_module
@@ -347,6 +349,8 @@ def test_a_lock_for_emulation_alone_is_not_served_without(plan: Path) -> None:
     assert isinstance(error, LockError)
     assert "locked for hlo, the graphs without a program" in error.message
     assert error.hint == f"nxbucket serve {plan} --emulate, or nxbucket compile {plan}"
+    done = run_nxbucket("generate", str(plan), "--prompt", "a")
+    assert f"hint: nxbucket generate --prompt '...' {plan} --emulate, or" in done.stderr
 
 
 @graphs_alone
@@ -365,6 +369,49 @@ def test_where_nothing_is_locked_or_cached_the_command_names_the_flag(plan: Path
     assert refusal(served.verified_manifests).hint == f"nxbucket compile {plan} --emulate"
 
 
+def remove(plan: Path) -> None:
+    lock_path(plan).unlink()
+
+
+def garble(plan: Path) -> None:
+    lock_path(plan).write_text("{")
+
+
+def edit(plan: Path) -> None:
+    plan.write_text(plan.read_text().replace("max_model_len: 64", "max_model_len: 96"))
+
+
+def resize(plan: Path) -> None:
+    lock = json.loads(lock_path(plan).read_text())
+    lock["targets"]["hlo"]["num_kv_blocks"] += 1
+    lock_path(plan).write_text(json.dumps(lock))
+
+
+@graphs_alone
+@pytest.mark.parametrize("spoil", [remove, garble, edit, resize])
+def test_every_hint_about_the_lock_names_the_flag_of_the_command(
+    plan: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(plan)
+    for command in (["serve"], ["generate", "--prompt", "a"]):
+        emulated = run_nxbucket(command[0], str(plan), "--emulate", *command[1:])
+        assert emulated.returncode == 1
+        assert emulated.stderr.splitlines()[-1] == f"hint: nxbucket compile {plan} --emulate"
+    without = run_nxbucket("serve", str(plan))
+    assert without.stderr.splitlines()[-1] == f"hint: nxbucket compile {plan}"
+
+
+@graphs_alone
+@pytest.mark.parametrize("spoil", [remove, garble, edit])
+def test_doctor_names_the_flag_where_there_is_no_compiler(
+    plan: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(plan)
+    done = run_nxbucket("doctor", str(plan), "--json", env={"PATH": os.defpath})
+    (lock,) = [c for c in json.loads(done.stdout)["checks"] if c["name"] == "lock"]
+    assert lock["mend"] == f"nxbucket compile {plan} --emulate"
+
+
 @graphs_alone
 def test_a_damaged_graph_is_found_before_it_is_loaded(plan: Path) -> None:
     _, served = resolve(plan, emulate=True)
@@ -379,13 +426,13 @@ def test_a_damaged_graph_is_found_before_it_is_loaded(plan: Path) -> None:
 def test_a_host_without_a_device_is_told_of_emulation(
     plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neuron_device, "neuron_devices", list)
-    _, served = resolve(plan)
-    manifest = served.verified_manifests()["decode_b1"]
-    loader = loader_for(served.target, emulate=served.emulated)
-    hint = refusal(lambda: loader.check_host(manifest)).hint
-    assert hint is not None
-    assert "nxbucket serve --emulate" in hint
+    monkeypatch.setattr(neuron_host, "neuron_devices", list)
+    spec, served = resolve(plan)
+    for command in ("serve", "generate --prompt '...'"):
+        error = refusal(functools.partial(preflight, spec, served, command))
+        assert isinstance(error, EnvironmentProblem)
+        assert error.hint is not None
+        assert f"nxbucket {command} {plan} --emulate" in error.hint
 
 
 def test_target_cpu_has_nothing_to_emulate(tmp_path: Path) -> None:
@@ -430,6 +477,29 @@ def test_a_warm_emulation_imports_neither_torch_nor_jax(plan: Path, command: str
     assert done.stderr.splitlines()[-1] == "[]"
     assert "prefill_s16" in done.stdout
     assert "miss" not in done.stdout
+
+
+@both_locked
+def test_explain_agrees_with_what_emulation_runs(plan: Path) -> None:
+    lock = json.loads(lock_path(plan).read_text())
+    del lock["targets"]["hlo"]
+    lock_path(plan).write_text(json.dumps(lock))
+    cache = ArtifactCache(plan.parent / "cache")
+    for key, entry in cache.manifests().items():
+        if entry.target == "hlo":
+            cache.entry_path(key).unlink()
+    done = run_nxbucket("explain", str(plan), "--emulate")
+    assert done.returncode == 0, done.stdout
+    assert "prefill_s16, decode_b1: hit" in done.stdout
+    assert "model.lock: names all of them, for trn2-lnc2" in done.stdout
+    assert "note: --emulate runs the graphs in the artifacts of trn2-lnc2" in done.stderr
+    # Where a server would refuse, so does explain: the graphs are what is to be made.
+    _, served = resolve(plan, emulate=True)
+    cache.entry_path(served.locked.programs[0].key).unlink()
+    done = run_nxbucket("explain", str(plan), "--emulate")
+    assert done.returncode == 1
+    assert "model.lock: locked for trn2-lnc2, and not for hlo" in done.stdout
+    assert f"to mend it: nxbucket compile {plan} --emulate" in done.stdout
 
 
 @plain

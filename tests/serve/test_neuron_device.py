@@ -23,7 +23,7 @@ from nxbucket.serve.metaneff import metaneff
 from nxbucket.serve.neuron_device import DeviceMemory, NeuronLoader
 from nxbucket.serve.torch_neuron import ROUTES, TorchNeuron
 from nxbucket.toolkit.architecture import Architecture, Rope
-from nxbucket.toolkit.errors import BindError, EnvironmentProblem, NxbucketError
+from nxbucket.toolkit.errors import EnvironmentProblem, NxbucketError
 from nxbucket.toolkit.spec_reader import LNC_OF
 
 ARCHITECTURE = Architecture(
@@ -382,8 +382,7 @@ def test_the_metaneffs_bytes_are_those_of_the_public_example() -> None:
 
 @pytest.fixture
 def aws_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host with one device and AWS's package."""
-    monkeypatch.setattr(neuron_device, "neuron_devices", lambda: [Path("/dev/neuron0")])
+    """A host with AWS's package."""
     monkeypatch.setattr(
         neuron_device, "installed_packages", lambda: {"torch-neuronx": "2.9.0.2.13"}
     )
@@ -392,18 +391,8 @@ def aws_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("aws_host")
-def test_a_host_with_device_and_package_is_accepted() -> None:
+def test_a_host_with_the_package_is_accepted() -> None:
     NeuronLoader().check_host(manifest())
-
-
-@pytest.mark.usefixtures("aws_host")
-def test_a_host_without_a_device_is_told_of_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neuron_device, "neuron_devices", list)
-    error = refusal(lambda: NeuronLoader().check_host(manifest()))
-    assert isinstance(error, BindError)
-    assert "no Neuron device" in error.message
-    assert error.hint is not None
-    assert "nxbucket serve --emulate" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -422,7 +411,11 @@ def test_a_host_without_awss_packages_is_told_where_they_are(
     assert isinstance(error, EnvironmentProblem)
     assert says in error.message
     assert error.hint is not None
-    assert "https://pip.repos.neuron.amazonaws.com" in error.hint
+    assert "docs/hardware.md, point 1" in error.hint
+    monkeypatch.setattr(neuron_device, "installed_torch", lambda: "2.9.0")
+    hint = refusal(lambda: NeuronLoader().check_host(manifest())).hint
+    assert hint is not None
+    assert "https://pip.repos.neuron.amazonaws.com" in hint
 
 
 @pytest.mark.usefixtures("aws_host")

@@ -48,6 +48,35 @@ def test_validate_prints_each_value_and_where_it_comes_from(
     assert "effective token budget is 4096" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("model.yaml --port 8000", "model.yaml -- --port 8000"),
+        ("--port 8000", "-- --port 8000"),
+        ("model.yaml --port=80 --emulate", "model.yaml --emulate -- --port=80"),
+        ("model.yaml --port 80 -- --api-key a", "model.yaml -- --port 80 --api-key a"),
+    ],
+)
+def test_arguments_of_vllm_in_front_of_the_dashes_are_put_behind_them(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: str,
+    meant: str,
+) -> None:
+    assert run(monkeypatch, "serve", *given.split()) == 2
+    err = capsys.readouterr().err
+    assert "error: nxbucket serve has no option --port" in err
+    assert f"hint: arguments of vllm serve go behind --: nxbucket serve {meant}\n" in err
+
+
+def test_a_slip_in_an_option_of_serve_is_named_by_what_it_is_near(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "serve", "--emulte") == 2
+    assert "--emulate" in capsys.readouterr().err
+
+
 def test_validate_shows_false_as_false(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

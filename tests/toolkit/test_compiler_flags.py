@@ -42,6 +42,25 @@ def test_a_flag_that_repeats_a_key_names_the_key(flag: str, hint: str) -> None:
     assert hints("--enable-fast-context-switch", flag) == [hint]
 
 
+@pytest.mark.parametrize(
+    ("flags", "meant"),
+    [
+        ('"--model-type transformer"', '["--model-type=transformer"]'),
+        ("--model-type=generic --enable-x", '["--model-type=generic", "--enable-x"]'),
+        ("3", '["3"]'),
+        ("{a: 1}", '["--model-type=transformer"]'),
+    ],
+)
+def test_a_string_of_flags_is_answered_with_the_list(
+    tmp_path: Path, flags: str, meant: str
+) -> None:
+    file = model_file(tmp_path, extra=f"target: trn2\ncompiler:\n  flags: {flags}\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(file)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.hint) == ("wrong-type", f"write flags: {meant}")
+
+
 @pytest.mark.parametrize("flag", PINNED)
 def test_every_pinned_flag_is_refused_alone_and_with_a_value(flag: str) -> None:
     assert len(hints(flag)) == len(hints(f"{flag}=x")) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes import model_folder
+from nxbucket.serve.neuron_host import package_hint
 from nxbucket.toolkit import doctor
 from nxbucket.toolkit.doctor import Check, Status
 from nxbucket.toolkit.doctor_device import check_devices, check_emulation, check_packages
@@ -24,13 +25,14 @@ def status(check: Check) -> str:
 
 
 def test_devices_are_listed_and_their_absence_is_no_failure() -> None:
-    check = check_devices("trn2", [])
+    file = Path("my model.yaml")
+    check = check_devices("trn2", [], file)
     assert status(check) == "warn"
     assert check.mend is not None
-    assert "nxbucket serve --emulate" in check.mend
+    assert "nxbucket serve 'my model.yaml' --emulate runs" in check.mend
     devices = [Path(f"/dev/neuron{i}") for i in range(16)]
-    assert status(check_devices("trn2", devices)) == "ok"
-    assert check_devices("trn2", devices).message == (
+    assert status(check_devices("trn2", devices, file)) == "ok"
+    assert check_devices("trn2", devices, file).message == (
         "neuron0, neuron1, neuron2, neuron3, ... (16 in all)"
     )
 
@@ -50,6 +52,24 @@ def test_packages_are_needed_where_there_is_a_device(
     versions: dict[str, str], has_device: bool, expected: str
 ) -> None:
     assert status(check_packages(versions, has_device=has_device)) == expected
+
+
+@pytest.mark.parametrize(
+    ("versions", "torch", "hint"),
+    [
+        ({}, "2.9.1", "pip install torch-neuronx --extra-index-url"),
+        ({}, None, "pip install torch-neuronx --extra-index-url"),
+        ({}, "2.13.0+cpu", "each torch-neuronx known so far is for torch 2.9 or below, and torch"),
+        ({"torch-neuronx": "1.0"}, "2.13.0", "pip uninstall -y torch-neuronx; each torch-neuronx"),
+        ({"torch-neuronx": "1.0"}, "2.9.0", "pip uninstall -y torch-neuronx; pip install torch-"),
+    ],
+)
+def test_no_hint_puts_another_torch_under_vllm(
+    versions: dict[str, str], torch: str | None, hint: str
+) -> None:
+    said = package_hint(versions, torch)
+    assert said.startswith(hint)
+    assert ("pip install torch-neuronx" in said) == ("docs/hardware.md, point 1" not in said)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_no_compiler_is_what_this_host_lacks(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", os.defpath)
     check = check_compiler("trn2")
     assert (check.status, check.missing) == (Status.FAIL, True)
-    assert "pip install neuronx-cc" in (check.mend or "")
+    assert "an environment of its own" in (check.mend or "")
+    assert '~/neuronx-cc/bin/pip install "neuronx-cc==VERSION"' in (check.mend or "")
 
 
 def test_placeholders_are_told_from_aws_s_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +66,9 @@ def test_placeholders_are_told_from_aws_s_packages(monkeypatch: pytest.MonkeyPat
     assert (check.status, check.missing) == (Status.FAIL, True)
     assert check.message == "neuronx-cc 1.0.0: empty placeholders from PyPI"
     assert "--extra-index-url https://pip.repos.neuron.amazonaws.com" in (check.mend or "")
-    versions["neuronx-cc"] = "2.27.5334.0+f702b353"
+    versions |= {"neuronx-cc": "2.27.5334.0+f702b353", "torch-neuronx": "1.0"}
+    assert check_placeholders().mend == "pip uninstall -y torch-neuronx"
+    del versions["torch-neuronx"]
     assert (
         check_placeholders().message == "neuronx-cc 2.27.5334.0+f702b353, libneuronxla 2.2.8201.0"
     )
@@ -95,5 +98,9 @@ def test_doctor_asks_for_neuron_only_where_the_model_file_does(tmp_path: Path) -
         return [c["name"] for c in json.loads(bench.run("doctor", "--json").stdout)["checks"]]
 
     neuron = {"neuronx-cc", "neuron packages", "neuron environment"}
-    assert neuron <= set(names(NeuronBench(tmp_path)))
-    assert not neuron & set(names(NeuronBench(tmp_path, "")))
+    bench = NeuronBench(tmp_path)
+    assert neuron <= set(names(bench))
+    assert "compiles for cpu-" not in bench.run("doctor").stdout
+    bench = NeuronBench(tmp_path, "")
+    assert not neuron & set(names(bench))
+    assert "compiles for cpu-" in bench.run("doctor").stdout

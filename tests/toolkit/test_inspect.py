@@ -98,7 +98,7 @@ def test_other_files_and_none(
     for payload in (b"", b"hello", bytes(5000)):
         code, _, err = inspect(monkeypatch, capsys, payload, tmp_path)
         assert code == 2
-        assert "is not an artifact nxbucket knows" in err
+        assert "is not a NEFF, .pt2 or HLO" in err
     for path in (tmp_path, tmp_path / "none"):
         code, _, err = cli_here(monkeypatch, capsys, "inspect", str(path))
         assert code == 2

@@ -34,7 +34,13 @@ def test_a_plan_is_verified(
     assert float(rows[1][2]) < 1e-4
     assert "opcodes" in out and "scatter" in out
     assert "prefill_s128: verified" in err
-    assert "2 of 2 programs equal eager torch" in err
+    assert rows[0][4:6] == ["large", "scores"]
+    for row in rows[1:3]:
+        difference, of, limit = row[4:7]
+        assert float(difference) < float(limit) == 1e-2
+        assert of == "of"
+    assert "2 of 2 programs equal eager torch within 0.0001 in float32 on XLA:CPU, and" in err
+    assert "and within 0.01 in the " in err
     assert "Warning" not in err
 
 
@@ -96,6 +102,15 @@ def test_an_unknown_program_exits_2_with_the_names(
     assert code == 2
     assert "has no program decode_b9" in err
     assert "it has prefill_s128, decode_b1" in err
+
+
+def test_more_layers_than_there_are_is_a_usage_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = cli_here(monkeypatch, capsys, "verify-hlo", "--layers", "99")
+    assert code == 2
+    assert f"--layers 99: the model of {folder / 'model.yaml'} has 2 layers" in err
+    assert "hint: give 1 to 2, or leave --layers out" in err
 
 
 def test_without_jax_the_extra_is_named(

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from neuron_bench import FIRST, SECOND, NeuronBench
+from neuronx_cc_stand_in import make_neff, program_name
 
 from nxbucket.compile.cache import ArtifactCache, Hit, Miss
+from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.neuron.neff import check_neff_file, read_neff
 
 Workers = Callable[[], list[int]]
@@ -208,6 +211,24 @@ def test_a_failure_is_shown_to_a_person_and_the_next_run_compiles_only_that(
     assert bench.run("cache", "verify", "--cache-dir", "cache").returncode == 0
 
 
+def test_what_a_failed_compiler_was_given_is_kept_until_it_succeeds(bench: NeuronBench) -> None:
+    failing = {SECOND: {"do": "fail", "code": "NCC_EVRF016"}}
+    code, report = bench.compile(programs=failing)
+    assert code == 1
+    failed = by_name(report)[SECOND]
+    kept = bench.folder / "cache/logs" / f"{failed['key']}.hlo"
+    assert failed["hlo"] == str(kept)
+    assert program_name(kept.read_bytes()) == SECOND
+    assert by_name(report)[FIRST]["hlo"] is None
+    # Once more: overwritten, and a person is told.
+    kept.write_text("old")
+    done = bench.run("compile", programs=failing)
+    assert f"note: {SECOND}: the HLO it was given is {kept}\n" in done.stderr
+    assert program_name(kept.read_bytes()) == SECOND
+    assert bench.compile()[0] == 0
+    assert list(kept.parent.glob("*.hlo")) == []
+
+
 @pytest.mark.parametrize(
     "what",
     [
@@ -318,6 +339,33 @@ def test_two_commands_at_once_compile_each_program_once(bench: NeuronBench) -> N
     bench.assert_nothing_wrong_is_published()
 
 
+def test_inspect_takes_a_key_or_a_digest_of_the_cache(bench: NeuronBench) -> None:
+    _, report = bench.compile()
+    key = by_name(report)[SECOND]["key"]
+    cache, found = manifest_of(bench, by_name(report)[SECOND])
+    neff, hlo = (blob.digest for blob in found.manifest.blobs)
+
+    def inspect(name: str) -> "subprocess.CompletedProcess[str]":
+        return bench.run("inspect", name, "--cache-dir", "cache")
+
+    for name in (key, key[:12], neff[:12]):
+        done = inspect(name)
+        assert done.returncode == 0
+        assert "cayman" in done.stdout
+    done = inspect(key[:12])
+    assert f"note: {SECOND}, trn2-lnc2: its program is {cache.blob_path(neff)}" in done.stderr
+    assert f"note: its hlo is {cache.blob_path(hlo)}" in done.stderr
+    # The stand-in's graph has no instructions.
+    assert f"{cache.blob_path(hlo)}: not an HloModuleProto" in inspect(hlo[:12]).stderr
+    done = inspect("0000")
+    assert done.returncode == 2
+    assert "no file 0000, and 0 keys and 0 blobs of" in done.stderr
+    cache.blob_path(neff).unlink()
+    done = inspect(key)
+    assert done.returncode == 1
+    assert f"error: {cache.blob_path(neff)} is missing" in done.stderr
+
+
 def test_without_a_compiler_nothing_is_lowered_and_the_mend_is_named(bench: NeuronBench) -> None:
     done = bench.run("compile", path=os.defpath)
     assert done.returncode == 3
@@ -328,6 +376,57 @@ def test_without_a_compiler_nothing_is_lowered_and_the_mend_is_named(bench: Neur
     assert json.loads(bench.run("compile", "--json", path=os.defpath).stdout)["error"]["code"] == (
         "environment"
     )
+
+
+def test_without_a_compiler_plan_prints_all_but_keys_and_hits(bench: NeuronBench) -> None:
+    done = bench.run("plan", path=os.defpath)
+    assert done.returncode == 0
+    assert f"{FIRST}  unknown (no neuronx-cc here)  " in done.stdout
+    assert "KV cache  " in done.stdout
+    assert "to compile  unknown; 2 programs at most" in done.stdout
+    assert "note: neuronx-cc is not on PATH" in done.stderr
+    plan_file = bench.folder / "model.yaml"
+    assert f"hint: nxbucket plan {plan_file} --emulate" in done.stderr
+    report = json.loads(bench.run("plan", "--json", path=os.defpath).stdout)
+    assert report["ok"]
+    assert [p["cache"] for p in report["programs"]] == ["unknown", "unknown"]
+    assert {p["key"] for p in report["programs"]} == {None}
+    assert report["to_compile"]["programs"] is None
+    assert not (bench.folder / "cache").exists()
+
+
+def test_without_a_compiler_the_lock_says_which_it_was(bench: NeuronBench) -> None:
+    bench.compile()
+    bench.forget_events()
+    lock = (bench.folder / "model.lock").read_text()
+    plan = bench.run("plan", path=os.defpath)
+    assert (plan.returncode, plan.stdout.count("  hit  ")) == (0, 2)
+    explained = bench.run("explain", path=os.defpath)
+    assert (explained.returncode, explained.stdout.splitlines()[0]) == (
+        0,
+        f"{FIRST}, {SECOND}: hit",
+    )
+    for done in (plan, explained):
+        assert "keys are for the compiler that model.lock names" in done.stderr
+    code, report = bench.compile(path=os.defpath)
+    assert (code, statuses(report)) == (0, {FIRST: "hit", SECOND: "hit"})
+    assert not report["lock_written"]
+    assert (bench.folder / "model.lock").read_text() == lock
+
+    # What is missing is explained; only compiling it takes the compiler.
+    key = by_name(report)[SECOND]["key"]
+    ArtifactCache(bench.folder / "cache").entry_path(key).unlink()
+    assert bench.run("plan", path=os.defpath).stdout.count("  miss  ") == 1
+    explained = bench.run("explain", path=os.defpath)
+    assert explained.returncode == 1
+    assert f"{SECOND} is missing" in explained.stdout
+    assert bench.compile(path=os.defpath)[0] == 3
+    # The lock knows nothing of other options.
+    model_yaml = bench.folder / "model.yaml"
+    model_yaml.write_text(model_yaml.read_text() + "compiler: {optlevel: 2}\n")
+    assert bench.run("explain", path=os.defpath).returncode == 3
+    assert "unknown" in bench.run("plan", path=os.defpath).stdout
+    assert bench.compiled() == []
 
 
 def test_a_target_that_the_installed_compiler_does_not_list_is_refused(bench: NeuronBench) -> None:
@@ -402,3 +501,28 @@ def test_a_compile_for_the_cpu_never_sees_the_neuron_path(tmp_path: Path) -> Non
         assert done.returncode == 0
         imported = modules.read_text().splitlines()
         assert [m for m in imported if "neuron" in m.removeprefix("nxbucket.")] == []
+
+
+def test_another_chips_neff_under_an_entry_is_found_and_built_again(bench: NeuronBench) -> None:
+    """Every digest is right: only the NEFF's own header says what it is."""
+    _, report = bench.compile()
+    for program in report["programs"]:
+        cache, found = manifest_of(bench, program)
+        with cache.work_dir("e" * 64) as work_dir:
+            sizes = {t.name: t.num_elements * 4 for t in found.manifest.signature.inputs}
+            staged = work_dir / "neff"
+            staged.write_bytes(make_neff(list(sizes.values()), [4], target="sunda"))
+            neff = cache.add_blob(staged)
+        for key in (program["key"], program["graph_key"]):
+            entry = cache.entry(key)
+            assert isinstance(entry, Manifest)
+            blobs = tuple(neff if b.role == "program" else b for b in entry.blobs)
+            cache.publish(replace(entry, blobs=blobs))
+    verified = bench.run("cache", "verify", "--cache-dir", "cache")
+    assert verified.returncode == 1
+    assert "is for trn1" in verified.stdout
+    bench.forget_events()
+    code, again = bench.compile()
+    assert (code, statuses(again)) == (0, {FIRST: "rebuilt", SECOND: "rebuilt"})
+    assert sorted(bench.compiled()) == [SECOND, FIRST]
+    assert bench.run("cache", "verify", "--cache-dir", "cache").returncode == 0

@@ -86,7 +86,7 @@ def test_what_is_no_neuronx_cc_is_an_environment_problem(tmp_path: Path, text: s
     with pytest.raises(EnvironmentProblem) as caught:
         probe(script(tmp_path, text))
     assert str(tmp_path) in caught.value.message
-    assert "pip install neuronx-cc" in (caught.value.hint or "")
+    assert 'pip install "neuronx-cc==VERSION"' in (caught.value.hint or "")
 
 
 def test_a_compiler_that_does_not_answer_is_one(
@@ -102,7 +102,7 @@ def test_the_placeholder_of_pypi_is_recognised(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.0.0")
     problem = missing_compiler()
     assert "neuronx-cc 1.0.0 is the empty placeholder of PyPI" in problem.message
-    assert (problem.hint or "").startswith("pip uninstall -y neuronx-cc && pip install neuronx-cc")
+    assert (problem.hint or "").startswith("pip uninstall -y neuronx-cc; give neuronx-cc")
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.27.5334.0+f702b353")
     assert "placeholder" not in missing_compiler().message
 
