@@ -25,9 +25,9 @@ from nxbucket.compile.lockfile import (
     write_lock,
 )
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
 from nxbucket.compile.targets import neuron_target
 from nxbucket.compile.toolchain import Toolchain

@@ -19,9 +19,9 @@ from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.failure import Failure
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.sound import sound_lookup
 from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import NxbucketError
 

@@ -255,7 +255,7 @@ def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
     """Check every entry, and size and sha256 of every blob. Exit 1 if anything is wrong."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import Corrupt
-        from nxbucket.compile.neuron.sound import sound_lookup
+        from nxbucket.compile.sound import sound_lookup
 
         cache = open_cache(cache_dir)
         found = {key: sound_lookup(cache, key) for key in cache.all_keys()}
