@@ -11,9 +11,9 @@ from nxbucket.compile.eta import Eta
 from nxbucket.compile.executor import NotBegun, Runner, Signals, Work
 from nxbucket.compile.jobs import choose_jobs
 from nxbucket.compile.local_runner import LocalRunner
-from nxbucket.compile.neuron.sound import sound_lookup
 from nxbucket.compile.outcome import Outcome, PlannedProgram
 from nxbucket.compile.remote import Damaged, Pulled, pull, push
+from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.subprocess_job import JobFailure, Stopped
 
 POLL_S = 0.2

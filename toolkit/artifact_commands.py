@@ -243,3 +243,194 @@ def _check_checkpoint(spec: "DeploySpec") -> None:
         check_checkpoint(spec.model_dir, spec.architecture)
     else:
         output.print_note(f"{spec.model_dir} has no weights: compiling from config.json alone")
+<<<<<<< HEAD
+=======
+
+
+def _print_report(
+    report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float, as_json: bool
+) -> None:
+    if as_json:
+        output.print_json(_report_json(report, spec, choice, wall_s))
+        return
+    from nxbucket.compile.explain import compile_command
+    from nxbucket.compile.targets import HLO_TARGET
+
+    rows = [("program", "status", "seconds", "bytes", "key")]
+    for o in report.outcomes:
+        size = str(o.manifest.size_bytes) if o.manifest else "-"
+        rows.append((o.name, o.status, f"{o.wall_s:.1f}", size, o.planned.key))
+    output.print_table(rows)
+    for o in report.failed:
+        output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
+        output.print_indented(o.log_tail)
+        if o.hlo_path is not None:
+            output.print_note(f"{o.name}: the HLO it was given is {o.hlo_path}")
+        if o.hint is not None:
+            output.print_hint(f"{o.name}: {o.hint}")
+    if report.failed:
+        again = compile_command(spec.path, emulate=report.toolchain.target == HLO_TARGET)
+        output.print_error(
+            CompileError(
+                f"{len(report.failed)} of {len(report.outcomes)} programs did not compile; "
+                f"{report.lock_file} is as it was",
+                hint=f"mend what the logs say; `{again}` builds only these",
+            )
+        )
+        return
+    for name in report.changed:
+        output.print_note(f"{name}: its bytes are new, and the lock names them now")
+    before, now = report.previous_commit, spec.model_commit
+    if before is not None and now is not None and before != now:
+        output.print_note(
+            f"{spec.model}: {before[:12]} -> {now[:12]}; the lock names the new commit"
+        )
+    state = "written" if report.lock_written else "unchanged"
+    output.print_note(f"{report.lock_file} {state}; {len(rows) - 1} programs in {wall_s:.1f} s")
+
+
+def _report_json(
+    report: "BuildReport", spec: "DeploySpec", choice: "CacheChoice", wall_s: float
+) -> dict[str, Any]:
+    return {
+        "ok": not report.failed,
+        "target": report.toolchain.target,
+        "toolchain": dict(report.toolchain.versions),
+        "cache_dir": str(choice.root),
+        "lock": str(report.lock_file),
+        "lock_written": report.lock_written,
+        "model_commit": spec.model_commit,
+        "previous_commit": report.previous_commit,
+        "changed": report.changed,
+        "wall_s": round(wall_s, 3),
+        "programs": [
+            {
+                "name": o.name,
+                "status": o.status,
+                "key": o.planned.key,
+                "graph_key": o.manifest.graph_key if o.manifest else None,
+                "digest": o.manifest.blobs[0].digest if o.manifest else None,
+                "size_bytes": o.manifest.size_bytes if o.manifest else None,
+                "wall_s": round(o.wall_s, 3),
+                "detail": o.detail,
+                "hint": o.hint,
+                "log": str(o.log_path) if o.log_path else None,
+                "hlo": str(o.hlo_path) if o.hlo_path else None,
+            }
+            for o in report.outcomes
+        ],
+    }
+
+
+@cache_app.command(
+    "ls",
+    epilog=examples(
+        "nxbucket cache ls",
+        "nxbucket cache ls --json | jq '.entries[] | select(.compile_s > 60)'",
+    ),
+)
+def cache_ls(cache_dir: CacheDir = None, as_json: Json = False) -> None:
+    """List the entries, without reading the blobs."""
+    with output.errors_as_json(as_json):
+        cache = open_cache(cache_dir)
+        entries = [(key, cache.entry(key)) for key in cache.all_keys()]
+        if as_json:
+            output.print_json(
+                {
+                    "ok": True,
+                    "cache_dir": str(cache.root),
+                    "entries": [
+                        {"key": key, "reason": e} if isinstance(e, str) else _brief(key, e)
+                        for key, e in entries
+                    ],
+                }
+            )
+            return
+        rows = [("key", "kind", "program", "target", "bytes", "compile s")]
+        for key, e in entries:
+            if isinstance(e, str):
+                rows.append((key, "corrupt", e, "-", "-", "-"))
+            else:
+                rows.append(
+                    (key, e.key_kind, e.program, e.target, str(e.size_bytes), f"{e.compile_s:.1f}")
+                )
+        output.print_table(rows)
+
+
+@cache_app.command("show", epilog=examples("nxbucket cache show 3f9a"))
+def cache_show(
+    key: Annotated[str, typer.Argument(help="A key, or its first digits.")],
+    cache_dir: CacheDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print one entry in full: the inputs of its key, signature, blobs, toolchain, timings."""
+    with output.errors_as_json(as_json):
+        import json
+
+        cache = open_cache(cache_dir)
+        matching = [k for k in cache.all_keys() if k.startswith(key)]
+        if len(matching) != 1:
+            raise UsageError(
+                f"{len(matching)} entries of {cache.root} have a key that begins with {key!r}",
+                hint="nxbucket cache ls prints the keys; give more digits",
+            )
+        entry = cache.entry(matching[0])
+        if isinstance(entry, str):
+            raise UsageError(entry, hint="nxbucket cache verify, then nxbucket compile")
+        output.print_json({"ok": True, "key": matching[0], **json.loads(entry.to_json())})
+
+
+@cache_app.command(
+    "verify",
+    epilog=examples("nxbucket cache verify", "nxbucket cache verify --cache-dir /srv/nxbucket"),
+)
+def cache_verify(cache_dir: CacheDir = None, as_json: Json = False) -> None:
+    """Check every entry, and size and sha256 of every blob. Exit 1 if anything is wrong."""
+    with output.errors_as_json(as_json):
+        from nxbucket.compile.cache import Corrupt
+        from nxbucket.compile.sound import sound_lookup
+
+        cache = open_cache(cache_dir)
+        found = {key: sound_lookup(cache, key) for key in cache.all_keys()}
+        corrupt = {key: f.reason for key, f in found.items() if isinstance(f, Corrupt)}
+        if as_json:
+            output.print_json(
+                {
+                    "ok": not corrupt,
+                    "cache_dir": str(cache.root),
+                    "entries": len(found),
+                    "corrupt": [{"key": k, "reason": reason} for k, reason in corrupt.items()],
+                }
+            )
+        else:
+            for key, reason in corrupt.items():
+                output.print_data(f"{key}: {reason}")
+            output.print_note(f"{cache.root}: {len(found)} entries, {len(corrupt)} corrupt")
+        if corrupt:
+            raise typer.Exit(1)
+
+
+def open_cache(cache_dir: Path | None) -> "ArtifactCache":
+    """The one a command works on. Raises UsageError if there is none yet."""
+    from nxbucket.compile.cache import ArtifactCache, choose_cache
+
+    cache = ArtifactCache(cache_dir.absolute() if cache_dir else choose_cache(None).root)
+    if not cache.root.is_dir():
+        raise UsageError(
+            f"no artifact cache at {cache.root}",
+            hint="nxbucket compile makes one; --cache-dir names another",
+        )
+    return cache
+
+
+def _brief(key: str, entry: "Manifest") -> dict[str, Any]:
+    return {
+        "key": key,
+        "kind": entry.key_kind,
+        "program": entry.program,
+        "target": entry.target,
+        "graph_key": entry.graph_key,
+        "size_bytes": entry.size_bytes,
+        "compile_s": entry.compile_s,
+    }
+>>>>>>> newcomer-fixes

@@ -111,8 +111,8 @@ def cache_verify(
     """Check every entry, and size and sha256 of every blob. Exit 1 if anything stays wrong."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import Corrupt
-        from nxbucket.compile.neuron.sound import sound_lookup
         from nxbucket.compile.repair import repair_entry
+        from nxbucket.compile.sound import sound_lookup
         from nxbucket.compile.store import open_store
 
         cache = open_cache(cache_dir)
