@@ -22,19 +22,12 @@ from nxbucket.compile.lockfile import (
     write_lock,
 )
 from nxbucket.compile.manifest import Manifest
-<<<<<<< HEAD
-from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.outcome import Outcome, PlannedProgram, Reporter
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.pool import local_pool
 from nxbucket.compile.remote import Damaged, Pulled, pull
-from nxbucket.compile.store import Store
-=======
-from nxbucket.compile.plan import plan_programs
-from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.sound import sound_lookup
-from nxbucket.compile.subprocess_job import JobFailure, Stopped, run_job
->>>>>>> newcomer-fixes
+from nxbucket.compile.store import Store
 from nxbucket.compile.targets import neuron_target
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import CompileError, EnvironmentProblem, LockError

@@ -22,12 +22,9 @@ from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.parent_death import die_with_parent
 from nxbucket.compile.program import BucketProgram
-<<<<<<< HEAD
 from nxbucket.compile.remote import Pulled, pull
-from nxbucket.compile.store import Store, open_store
-=======
 from nxbucket.compile.sound import sound_lookup
->>>>>>> newcomer-fixes
+from nxbucket.compile.store import Store, open_store
 from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import NxbucketError
 
