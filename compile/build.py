@@ -77,7 +77,21 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count`, from 1: of the programs, those that one of `count` jobs compiles."""
+
+    index: int
+    count: int
+
+    def __contains__(self, planned: PlannedProgram) -> bool:
+        # By key and not by place: a list that grows by one entry moves no other program.
+        return int(planned.key[:8], 16) % self.count == self.index - 1
+
+
+@dataclass(frozen=True)
 class BuildReport:
+    """`others`: programs of other shards that the cache does not have yet."""
+
     toolchain: Toolchain
     outcomes: list[Outcome]
     lock_file: Path
@@ -86,6 +100,7 @@ class BuildReport:
     """Programs whose bytes are not those the previous lock named."""
     previous_commit: str | None = None
     """The commit of the hub id that the previous lock named."""
+    others: tuple[str, ...] = ()
 
     @property
     def failed(self) -> list[Outcome]:
@@ -157,6 +172,7 @@ def build(
     *,
     jobs: int | None = None,
     timeout_s: float | None = None,
+    shard: Shard | None = None,
 ) -> BuildReport:
     """Compile what `cache` lacks, `jobs` at a time, and write the lock once everything is there.
 
@@ -165,20 +181,23 @@ def build(
     EnvironmentProblem if something is to be compiled, and there is nothing to do it with.
     """
     planned = plan(spec, cache, compiler)
-    if planned.lacks is not None and not all(isinstance(p.found, Hit) for p in planned.programs):
-        raise planned.lacks
     hits = [_hit(p, p.found) for p in planned.programs if isinstance(p.found, Hit)]
     outcomes = {outcome.name: outcome for outcome in hits}
-    reporter.planned(len(planned.programs))
+    absent = [p for p in planned.programs if p.name not in outcomes]
+    others = tuple(p.name for p in absent if shard is not None and p not in shard)
+    programs = [p for p in planned.programs if p.name not in others]
+    if planned.lacks is not None and len(programs) > len(hits):
+        raise planned.lacks
+    reporter.planned(len(programs))
     for outcome in outcomes.values():
         reporter.finished(outcome)
-    missing = [p for p in planned.programs if p.name not in outcomes]
+    missing = [p for p in programs if p.name not in outcomes]
     if missing:
         cache.prepare()
         run = _Run(cache, compiler, reporter, timeout_s, collections.deque(missing))
         for outcome in run.all(jobs or default_jobs(len(missing), compiler.memory_per_job_bytes)):
             outcomes[outcome.name] = outcome
-    return _finish(spec, planned.toolchain, [outcomes[p.name] for p in planned.programs])
+    return _finish(spec, planned.toolchain, [outcomes[p.name] for p in programs], others)
 
 
 def default_jobs(num_missing: int, memory_per_job_bytes: int) -> int:
@@ -310,13 +329,15 @@ def _hit(planned: PlannedProgram, found: Hit) -> Outcome:
     return Outcome(planned, "hit", 0.0, found.manifest)
 
 
-def _finish(spec: DeploySpec, toolchain: Toolchain, outcomes: list[Outcome]) -> BuildReport:
+def _finish(
+    spec: DeploySpec, toolchain: Toolchain, outcomes: list[Outcome], others: tuple[str, ...]
+) -> BuildReport:
     path = lock_path(spec.path)
     programs = [
         locked_program(o.planned.program, o.planned.key, o.manifest) for o in outcomes if o.manifest
     ]
-    if len(programs) < len(outcomes):
-        return BuildReport(toolchain, outcomes, path, lock_written=False, changed=[])
+    if others or len(programs) < len(outcomes):
+        return BuildReport(toolchain, outcomes, path, lock_written=False, changed=[], others=others)
     previous = _previous_lock(path)
     lock = make_lock(spec, toolchain.target, toolchain.versions, programs, previous)
     return BuildReport(

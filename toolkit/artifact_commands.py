@@ -12,7 +12,7 @@ from nxbucket.toolkit.errors import CompileError, UsageError
 from nxbucket.toolkit.plan_commands import print_plan_of
 
 if TYPE_CHECKING:
-    from nxbucket.compile.build import BuildReport
+    from nxbucket.compile.build import BuildReport, Shard
     from nxbucket.compile.cache import ArtifactCache, CacheChoice
     from nxbucket.compile.manifest import Manifest
     from nxbucket.toolkit.spec import DeploySpec
@@ -59,6 +59,16 @@ def compile(
             "--timeout-s", min=1, help="Give a program up after this long.", show_default=False
         ),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Compile part I of N only, as one of N jobs; the one that finds all the others' "
+            "in the cache writes the lock.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `nxbucket plan` does, and stop.")
     ] = False,
@@ -84,6 +94,7 @@ def compile(
         from nxbucket.toolkit.progress import reporter
         from nxbucket.toolkit.spec import load_spec
 
+        part = None if shard is None else _shard(shard)
         spec = load_spec(model_file(model_yaml))
         for note in spec.notes:
             output.print_note(note)
@@ -98,10 +109,21 @@ def compile(
             output.print_warning(warning)
         start = time.monotonic()
         with reporter() as progress:
-            report = build(spec, cache, compiler, progress, jobs=jobs, timeout_s=timeout_s)
+            report = build(
+                spec, cache, compiler, progress, jobs=jobs, timeout_s=timeout_s, shard=part
+            )
         _print_report(report, spec, choice, time.monotonic() - start, as_json)
         if report.failed:
             raise typer.Exit(CompileError.exit_code)
+
+
+def _shard(text: str) -> "Shard":
+    from nxbucket.compile.build import Shard
+
+    index, slash, count = text.partition("/")
+    if slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
+        return Shard(int(index), int(count))
+    raise UsageError(f"--shard is {text!r}", hint="part I of N, counted from 1: --shard 2/4")
 
 
 def _check_checkpoint(spec: "DeploySpec") -> None:
@@ -152,6 +174,12 @@ def _print_report(
         output.print_note(
             f"{spec.model}: {before[:12]} -> {now[:12]}; the lock names the new commit"
         )
+    if report.others:
+        output.print_note(
+            f"{len(report.others)} programs of other shards are not in the cache, so "
+            f"{report.lock_file} is as it was"
+        )
+        return
     state = "written" if report.lock_written else "unchanged"
     output.print_note(f"{report.lock_file} {state}; {len(rows) - 1} programs in {wall_s:.1f} s")
 
@@ -169,6 +197,7 @@ def _report_json(
         "model_commit": spec.model_commit,
         "previous_commit": report.previous_commit,
         "changed": report.changed,
+        "others": list(report.others),
         "wall_s": round(wall_s, 3),
         "programs": [
             {

@@ -59,7 +59,8 @@ PROGRAM_FIELDS = {
     "hint", "hlo",
 }  # fmt: skip
 REPORT_FIELDS = {
-    "ok", "target", "toolchain", "cache_dir", "lock", "lock_written", "changed", "wall_s",
+    "ok", "target", "toolchain", "cache_dir", "lock", "lock_written", "changed", "others",
+    "wall_s",
     "programs", "model_commit", "previous_commit",
 }  # fmt: skip
 
