@@ -24,6 +24,7 @@ from nxbucket.compile.build import build
 from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.compiler import CompilerSpec, Lowered
 from nxbucket.compile.cpu import CpuCompiler
+from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.progress import PlainReporter
 from nxbucket.toolkit.spec import load_spec
@@ -42,10 +43,10 @@ class StandIn(NullCompiler):
     def toolchain(self) -> Toolchain:
         return CpuCompiler().toolchain()
 
-    def compile(self, lowered: Lowered, work_dir: Path) -> Path:
+    def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
         binary = work_dir / "program.pt2"
         binary.write_bytes(os.urandom(ARTIFACT_BYTES))
-        return binary
+        return {"program": binary}
 
 
 def seconds(command: list[str], folder: Path) -> float:
