@@ -33,7 +33,6 @@ from nxbucket.serve.neuron_host import (
     LNC_FILE,
     LNC_VARIABLE,
     installed_packages,
-    installed_torch,
     logical_core_of_host,
     package_hint,
     package_problem,
@@ -41,6 +40,7 @@ from nxbucket.serve.neuron_host import (
 from nxbucket.serve.nrt_errors import loading, running
 from nxbucket.serve.torch_neuron import Route, TorchNeuron
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
+from nxbucket.toolkit.packages import installed_version
 
 NeffCheck = Callable[[Path, str, int, ProgramSignature], list[str]]
 
@@ -63,7 +63,9 @@ class NeuronLoader:
         _, lnc = _target_of(manifest)
         versions = installed_packages()
         if problem := package_problem(versions):
-            raise EnvironmentProblem(problem, hint=package_hint(versions, installed_torch()))
+            raise EnvironmentProblem(
+                problem, hint=package_hint(versions, installed_version("torch"))
+            )
         here = logical_core_of_host(os.environ, LNC_FILE)
         if here is not None and here[0] != str(lnc):
             raise BindError(

@@ -1,6 +1,5 @@
 """What `nxbucket doctor` looks at for a Neuron target only. No device is asked for anything."""
 
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from nxbucket.compile.neuron.neuronx_cc import (
 )
 from nxbucket.toolkit.doctor import NEURONX_CC, Check, Status
 from nxbucket.toolkit.errors import EnvironmentProblem
+from nxbucket.toolkit.packages import installed_versions
 from nxbucket.toolkit.spec import DeploySpec
 
 PACKAGES = ("neuronx-cc", "libneuronxla", "torch-neuronx")
@@ -63,15 +63,8 @@ def check_placeholders() -> Check:
         if set(empty) - {"torch-neuronx"}:
             mend += f"; {INSTALL}"
         return Check(name, Status.FAIL, message, mend, missing=True)
-    found = [f"{p} {v}" for p in PACKAGES if (v := _version(p)) is not None]
+    found = [f"{p} {v}" for p, v in installed_versions(PACKAGES).items()]
     return Check(name, Status.OK, ", ".join(found) or "none installed")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def check_neuron_environment(

@@ -3,7 +3,6 @@
 Importing this imports neither torch nor jax.
 """
 
-import importlib.metadata
 from pathlib import Path
 
 from nxbucket.compile.compiler import HLO_FILE, Lowered
@@ -12,6 +11,7 @@ from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.targets import HLO_TARGET
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import EnvironmentProblem
+from nxbucket.toolkit.packages import installed_versions
 
 LOWERING_VERSION = 1
 """Of our rules (operators.py, lowering.py, canonical.py). Bumped by hand when the HLO of any
@@ -62,11 +62,11 @@ def write_hlo(lowered: Lowered, work_dir: Path) -> Path:
 
 def lowering_versions() -> dict[str, str]:
     """Of what writes the graphs. Raises EnvironmentProblem if it is not installed."""
-    try:
-        packages = {name: importlib.metadata.version(name) for name in LOWERING_PACKAGES}
-    except importlib.metadata.PackageNotFoundError as err:
-        raise EnvironmentProblem(
-            f"Neuron targets are lowered with torch and jax; {err.name} is not installed",
-            hint="pip install 'nxbucket[hlo]'",
-        ) from err
+    packages = installed_versions(LOWERING_PACKAGES)
+    for name in LOWERING_PACKAGES:
+        if name not in packages:
+            raise EnvironmentProblem(
+                f"Neuron targets are lowered with torch and jax; {name} is not installed",
+                hint="pip install 'nxbucket[hlo]'",
+            )
     return {"rules": str(LOWERING_VERSION), **packages}

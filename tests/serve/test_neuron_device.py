@@ -412,7 +412,7 @@ def test_a_host_without_awss_packages_is_told_where_they_are(
     assert says in error.message
     assert error.hint is not None
     assert "docs/hardware.md, point 1" in error.hint
-    monkeypatch.setattr(neuron_device, "installed_torch", lambda: "2.9.0")
+    monkeypatch.setattr(neuron_device, "installed_version", lambda _: "2.9.0")
     hint = refusal(lambda: NeuronLoader().check_host(manifest())).hint
     assert hint is not None
     assert "https://pip.repos.neuron.amazonaws.com" in hint
