@@ -4,6 +4,7 @@ The stand-in runs each program's graph on XLA:CPU, so that numbers are those a d
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,28 @@ def test_a_status_is_found_in_what_runtimes_were_seen_to_say(text: str, code: in
 
 
 # Which class
+
+
+@pytest.mark.parametrize(
+    ("environ", "then"),
+    [
+        ({}, {"NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_RT_NUM_CORES": "1"}),
+        (
+            {"NEURON_LOGICAL_NC_CONFIG": "", "NEURON_RT_VISIBLE_CORES": "3"},
+            {"NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_RT_VISIBLE_CORES": "3"},
+        ),
+        (
+            {"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "4"},
+            {"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "4"},
+        ),
+    ],
+)
+def test_the_runtime_is_told_what_nothing_else_says(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], then: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "environ", environ)
+    TorchNeuron.imported(2)
+    assert environ == then
 
 
 def test_every_neuron_target_has_a_class() -> None:
