@@ -9,7 +9,6 @@ things is a contract with a stand-in in tests/serve/test_neuron_device.py:
 4. a run takes the step's small inputs up and brings the logits back, and nothing else.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nxbucket.compile.manifest import BlobRole, Manifest
+from nxbucket.compile.neuron.neff import check_neff_file
 from nxbucket.compile.signature import ProgramSignature, TensorSpec
 from nxbucket.compile.targets import parse_neuron_target
 from nxbucket.serve.executable import (
@@ -54,7 +54,7 @@ class NeuronLoader:
         check_neff: NeffCheck | None = None,
     ) -> None:
         self._connect = connect or TorchNeuron.imported
-        self._check_neff = check_neff or _check_neff_file
+        self._check_neff = check_neff or check_neff_file
         self._neuron: TorchNeuron | None = None
         self._route: Route | None = None
 
@@ -125,15 +125,15 @@ class DeviceMemory:
         return {n: torch_shape(t) for n, t in (self.kv_cache | self.weights).items()}
 
     def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
-        for cache in self.kv_cache.values():
-            host = cache.cpu().clone()
-            fill_blocks(host, block_ids, value)
-            cache.copy_(host)
+        self._on_host(lambda host: fill_blocks(host, block_ids, value))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._on_host(lambda host: copy_blocks(host, pairs))
+
+    def _on_host(self, change: Callable[[Tensor], None]) -> None:
         for cache in self.kv_cache.values():
             host = cache.cpu().clone()
-            copy_blocks(host, pairs)
+            change(host)
             cache.copy_(host)
 
 
@@ -223,8 +223,3 @@ def _target_of(manifest: Manifest) -> tuple[str, int]:
             hint="nxbucket compile",
         )
     return parsed
-
-
-def _check_neff_file(path: Path, target: str, lnc: int, signature: ProgramSignature) -> list[str]:
-    check: NeffCheck = importlib.import_module("nxbucket.compile.neuron.neff").check_neff_file
-    return check(path, target, lnc, signature)

@@ -5,7 +5,7 @@ memory: nothing is copied. So there is one cache that belongs to no program, and
 arrays out of it and puts the new ones in.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +63,17 @@ class XlaMemory:
         return {name: (str(a.dtype), tuple(a.shape)) for name, a in held.items()}
 
     def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
-        for name in self.kv_cache:
-            host = self._host_copy(name)
-            fill_blocks(host, block_ids, value)
-            self.kv_cache[name] = jax.dlpack.from_dlpack(host)
+        self._on_host(lambda host: fill_blocks(host, block_ids, value))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for name in self.kv_cache:
-            host = self._host_copy(name)
-            copy_blocks(host, pairs)
-            self.kv_cache[name] = jax.dlpack.from_dlpack(host)
+        self._on_host(lambda host: copy_blocks(host, pairs))
 
-    def _host_copy(self, name: str) -> Tensor:
+    def _on_host(self, change: Callable[[Tensor], None]) -> None:
         """On the host, not as a jax function: that would compile one for each number of blocks."""
-        return torch.utils.dlpack.from_dlpack(self.kv_cache[name]).clone()
+        for name, cache in self.kv_cache.items():
+            host = torch.utils.dlpack.from_dlpack(cache).clone()
+            change(host)
+            self.kv_cache[name] = jax.dlpack.from_dlpack(host)
 
 
 class XlaExecutable(Executable[XlaMemory]):

@@ -30,7 +30,7 @@ class HloCompiler:
         return lower_to_hlo(program)
 
     def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
-        return {"hlo": write_hlo(lowered, work_dir)}
+        return {"hlo": write_hlo(lowered.payload, work_dir)}
 
 
 def lower_to_hlo(program: BucketProgram) -> Lowered:
@@ -54,9 +54,9 @@ def lower_to_hlo(program: BucketProgram) -> Lowered:
     return Lowered(graph=module, payload=module)
 
 
-def write_hlo(lowered: Lowered, work_dir: Path) -> Path:
+def write_hlo(module: bytes, work_dir: Path) -> Path:
     path = work_dir / HLO_FILE
-    path.write_bytes(lowered.payload)
+    path.write_bytes(module)
     return path
 
 
