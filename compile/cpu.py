@@ -1,6 +1,5 @@
 """The cpu compiler: torch.export, then AOTInductor, to one .pt2 per program."""
 
-import importlib.metadata
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import CompileError, EnvironmentProblem
+from nxbucket.toolkit.packages import installed_version
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -33,13 +33,12 @@ class CpuCompiler:
             )
 
     def toolchain(self) -> Toolchain:
-        try:
-            torch_version = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError as err:
+        torch_version = installed_version("torch")
+        if torch_version is None:
             raise EnvironmentProblem(
                 "target cpu compiles with PyTorch, which is not installed",
                 hint="pip install 'nxbucket[cpu]'",
-            ) from err
+            )
         return Toolchain(
             target=f"cpu-{self.march}",
             versions={

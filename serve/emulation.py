@@ -6,7 +6,6 @@ shows that the graphs, the buckets and the server around them are right, and not
 Importing this imports neither jax nor torch: it is imported where vLLM has yet to fork.
 """
 
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from nxbucket.compile.manifest import BlobRole, Manifest
 from nxbucket.compile.signature import ProgramSignature
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
+from nxbucket.toolkit.packages import installed_version
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,13 +54,7 @@ class EmulatingLoader:
 
 
 def installed_jax() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    for package in JAX_PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions
+    return {package: installed_version(package) for package in JAX_PACKAGES}
 
 
 def jax_problem(versions: Mapping[str, str | None]) -> str | None:

@@ -24,6 +24,7 @@ from nxbucket.toolkit import output
 from nxbucket.toolkit.architecture import FAMILIES
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
 from nxbucket.toolkit.hub import fetch_checkpoint
+from nxbucket.toolkit.packages import installed_versions
 from nxbucket.toolkit.spec import DeploySpec
 
 logger = logging.getLogger(__name__)
@@ -232,11 +233,7 @@ def _with_packages(others: dict[str, str | None], names: list[str]) -> str:
 
 
 def _check_vllm() -> None:
-    for package in VLLM_PACKAGES:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for package, version in installed_versions(VLLM_PACKAGES).items():
         if version.startswith(f"{VLLM_RELEASE}."):
             break
         raise EnvironmentProblem(

@@ -9,7 +9,6 @@ things is a contract with a stand-in in tests/serve/test_neuron_device.py:
 4. a run takes the step's small inputs up and brings the logits back, and nothing else.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nxbucket.compile.manifest import BlobRole, Manifest
+from nxbucket.compile.neuron.neff import check_neff_file
 from nxbucket.compile.signature import ProgramSignature, TensorSpec
 from nxbucket.compile.targets import parse_neuron_target
 from nxbucket.serve.executable import (
@@ -33,7 +33,6 @@ from nxbucket.serve.neuron_host import (
     LNC_FILE,
     LNC_VARIABLE,
     installed_packages,
-    installed_torch,
     logical_core_of_host,
     package_hint,
     package_problem,
@@ -41,6 +40,7 @@ from nxbucket.serve.neuron_host import (
 from nxbucket.serve.nrt_errors import loading, running
 from nxbucket.serve.torch_neuron import Route, TorchNeuron
 from nxbucket.toolkit.errors import BindError, EnvironmentProblem
+from nxbucket.toolkit.packages import installed_version
 
 NeffCheck = Callable[[Path, str, int, ProgramSignature], list[str]]
 
@@ -54,7 +54,7 @@ class NeuronLoader:
         check_neff: NeffCheck | None = None,
     ) -> None:
         self._connect = connect or TorchNeuron.imported
-        self._check_neff = check_neff or _check_neff_file
+        self._check_neff = check_neff or check_neff_file
         self._neuron: TorchNeuron | None = None
         self._route: Route | None = None
 
@@ -63,7 +63,9 @@ class NeuronLoader:
         _, lnc = _target_of(manifest)
         versions = installed_packages()
         if problem := package_problem(versions):
-            raise EnvironmentProblem(problem, hint=package_hint(versions, installed_torch()))
+            raise EnvironmentProblem(
+                problem, hint=package_hint(versions, installed_version("torch"))
+            )
         here = logical_core_of_host(os.environ, LNC_FILE)
         if here is not None and here[0] != str(lnc):
             raise BindError(
@@ -123,15 +125,15 @@ class DeviceMemory:
         return {n: torch_shape(t) for n, t in (self.kv_cache | self.weights).items()}
 
     def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
-        for cache in self.kv_cache.values():
-            host = cache.cpu().clone()
-            fill_blocks(host, block_ids, value)
-            cache.copy_(host)
+        self._on_host(lambda host: fill_blocks(host, block_ids, value))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._on_host(lambda host: copy_blocks(host, pairs))
+
+    def _on_host(self, change: Callable[[Tensor], None]) -> None:
         for cache in self.kv_cache.values():
             host = cache.cpu().clone()
-            copy_blocks(host, pairs)
+            change(host)
             cache.copy_(host)
 
 
@@ -221,8 +223,3 @@ def _target_of(manifest: Manifest) -> tuple[str, int]:
             hint="nxbucket compile",
         )
     return parsed
-
-
-def _check_neff_file(path: Path, target: str, lnc: int, signature: ProgramSignature) -> list[str]:
-    check: NeffCheck = importlib.import_module("nxbucket.compile.neuron.neff").check_neff_file
-    return check(path, target, lnc, signature)

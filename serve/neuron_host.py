@@ -1,15 +1,14 @@
 """What a host says of its Neuron devices and of AWS's packages. Imports neither torch nor AWS's."""
 
-import importlib.metadata
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nxbucket.toolkit.errors import EnvironmentProblem
+from nxbucket.toolkit.packages import AWS_INDEX, installed_versions, is_placeholder
 
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 LNC_FILE = Path("/opt/aws/neuron/logical_nc_config")
-AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 PACKAGES = ("torch-neuronx", "libtorch-neuronx-lite")
 """Either brings the classes; the second is named in AWS's plugin documentation of 2026."""
 KNOWN_TORCH = (2, 9)
@@ -31,35 +30,22 @@ def check_device(target: str, emulate: str) -> None:
 
 
 def installed_packages() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return installed_versions(PACKAGES)
 
 
 def package_problem(versions: Mapping[str, str]) -> str | None:
     """A sentence if nothing here can bring torch.classes.neuron."""
     if not versions:
         return f"a Neuron device is served through torch-neuronx, and {_neither(PACKAGES)} is here"
-    usable = {p for p, version in versions.items() if not is_placeholder(p, version)}
-    if not usable:
+    if len(_empty(versions)) == len(versions):
         shown = ", ".join(f"{p} {v}" for p, v in versions.items())
         return f"{shown} is PyPI's empty placeholder; AWS's index has the real package"
     return None
 
 
-def is_placeholder(package: str, version: str) -> bool:
-    """PyPI's torch-neuronx is an empty package of version 1; AWS's counts from torch's."""
-    return package == "torch-neuronx" and version.partition(".")[0] in ("0", "1")
-
-
 def package_hint(versions: Mapping[str, str], torch: str | None) -> str:
     """`torch`: this environment's, which pip must not replace: vLLM is made for it."""
-    empty = [package for package, version in versions.items() if is_placeholder(package, version)]
-    steps = [f"pip uninstall -y {package}" for package in empty]
+    steps = [f"pip uninstall -y {package}" for package in _empty(versions)]
     if torch is not None and _release(torch) > KNOWN_TORCH:
         newest = ".".join(map(str, KNOWN_TORCH))
         steps.append(
@@ -71,11 +57,9 @@ def package_hint(versions: Mapping[str, str], torch: str | None) -> str:
     return "; ".join(steps)
 
 
-def installed_torch() -> str | None:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _empty(versions: Mapping[str, str]) -> list[str]:
+    """No placeholder of the other package is known."""
+    return [p for p, v in versions.items() if p == "torch-neuronx" and is_placeholder(v)]
 
 
 def _release(version: str) -> tuple[int, ...]:

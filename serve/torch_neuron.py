@@ -26,6 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nxbucket.serve.neuron_host import LNC_VARIABLE
 from nxbucket.toolkit.errors import EnvironmentProblem
 
 Route = Literal["Executor", "SPMDModel"]
@@ -60,7 +61,8 @@ class TorchNeuron:
         The runtime starts with it and reads its variables then; those that are not set are set to
         what the programs are for: one rank, on logical cores of `lnc`.
         """
-        os.environ.setdefault("NEURON_LOGICAL_NC_CONFIG", str(lnc))
+        if not os.environ.get(LNC_VARIABLE):
+            os.environ[LNC_VARIABLE] = str(lnc)
         if "NEURON_RT_VISIBLE_CORES" not in os.environ:
             os.environ.setdefault("NEURON_RT_NUM_CORES", str(NUM_RANKS))
         found = [module for module in MODULES if importlib.util.find_spec(module) is not None]

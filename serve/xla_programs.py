@@ -5,15 +5,16 @@ memory: nothing is copied. So there is one cache that belongs to no program, and
 arrays out of it and puts the new ones in.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch.utils.dlpack
 from torch import Tensor
 
+from nxbucket.compile.hlo.tensors import tensor_faults
 from nxbucket.compile.hlo.xla_cpu import XlaCpuProgram  # before jax: it sets jax's platform
-from nxbucket.compile.signature import ProgramSignature, TensorSpec
+from nxbucket.compile.signature import ProgramSignature
 from nxbucket.serve.executable import Executable, copy_blocks, fill_blocks
 from nxbucket.toolkit.errors import BindError
 
@@ -23,7 +24,6 @@ import jax.monitoring
 import numpy as np
 from jaxlib import _hlo  # type: ignore[attr-defined]
 
-XLA_DTYPES = {"s32": "int32", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 """jax's own, for each function it hands to XLA. Modules of ours are counted where they are made."""
 
@@ -63,20 +63,17 @@ class XlaMemory:
         return {name: (str(a.dtype), tuple(a.shape)) for name, a in held.items()}
 
     def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
-        for name in self.kv_cache:
-            host = self._host_copy(name)
-            fill_blocks(host, block_ids, value)
-            self.kv_cache[name] = jax.dlpack.from_dlpack(host)
+        self._on_host(lambda host: fill_blocks(host, block_ids, value))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for name in self.kv_cache:
-            host = self._host_copy(name)
-            copy_blocks(host, pairs)
-            self.kv_cache[name] = jax.dlpack.from_dlpack(host)
+        self._on_host(lambda host: copy_blocks(host, pairs))
 
-    def _host_copy(self, name: str) -> Tensor:
+    def _on_host(self, change: Callable[[Tensor], None]) -> None:
         """On the host, not as a jax function: that would compile one for each number of blocks."""
-        return torch.utils.dlpack.from_dlpack(self.kv_cache[name]).clone()
+        for name, cache in self.kv_cache.items():
+            host = torch.utils.dlpack.from_dlpack(cache).clone()
+            change(host)
+            self.kv_cache[name] = jax.dlpack.from_dlpack(host)
 
 
 class XlaExecutable(Executable[XlaMemory]):
@@ -136,23 +133,14 @@ def load_module(name: str, signature: ProgramSignature, path: Path) -> XlaExecut
 def signature_faults(module: bytes, signature: ProgramSignature) -> Iterator[str]:
     """What the module's entry takes and returns, where the signature says something else."""
     shape = _hlo.XlaComputation(module).program_shape()
-    yield from _differences("parameter", shape.parameter_shapes(), signature.inputs)
-    yield from _differences("output", shape.result_shape().tuple_shapes(), signature.outputs)
+    parameters, outputs = shape.parameter_shapes(), shape.result_shape().tuple_shapes()
+    yield from tensor_faults("parameter", _types(parameters), signature.inputs)
+    yield from tensor_faults("output", _types(outputs), signature.outputs)
 
 
-def _differences(what: str, shapes: Iterable[Any], wanted: Sequence[TensorSpec]) -> Iterator[str]:
-    found = [str(shape).partition("{")[0] for shape in shapes]
-    if len(found) != len(wanted):
-        yield f"it has {len(found)} {what}s, not {len(wanted)}"
-        return
-    for i, (text, spec) in enumerate(zip(found, wanted, strict=True)):
-        dtype, _, dimensions = text.partition("[")
-        if XLA_DTYPES.get(dtype) != spec.dtype or dimensions != _dimensions(spec):
-            yield f"{what} {i} ({spec.name}) is {text}, not {spec.dtype} {list(spec.shape)}"
-
-
-def _dimensions(spec: TensorSpec) -> str:
-    return ",".join(map(str, spec.shape)) + "]"
+def _types(shapes: Iterable[Any]) -> list[str]:
+    """Without the layout that jaxlib writes behind each: f32[1,13]{1,0}."""
+    return [str(shape).partition("{")[0] for shape in shapes]
 
 
 def _first_line(err: Exception) -> str:

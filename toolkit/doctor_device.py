@@ -10,12 +10,12 @@ from nxbucket.compile.explain import emulate_command
 from nxbucket.serve.emulation import INSTALL, installed_jax, jax_problem
 from nxbucket.serve.neuron_host import (
     installed_packages,
-    installed_torch,
     neuron_devices,
     package_hint,
     package_problem,
 )
 from nxbucket.toolkit.doctor import Check, Status
+from nxbucket.toolkit.packages import installed_version
 from nxbucket.toolkit.spec import DeploySpec
 
 
@@ -45,7 +45,11 @@ def check_packages(versions: Mapping[str, str], *, has_device: bool) -> Check:
     if problem := package_problem(versions):
         status = Status.FAIL if has_device else Status.WARN
         return Check(
-            name, status, problem, package_hint(versions, installed_torch()), missing=has_device
+            name,
+            status,
+            problem,
+            package_hint(versions, installed_version("torch")),
+            missing=has_device,
         )
     return Check(name, Status.OK, ", ".join(f"{p} {v}" for p, v in versions.items()))
 

@@ -1,6 +1,5 @@
 """What `nxbucket doctor` looks at for a Neuron target only. No device is asked for anything."""
 
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,21 +11,20 @@ from nxbucket.compile.neuron.neuronx_cc import (
     placeholder_version,
     probe,
 )
+from nxbucket.serve.neuron_host import LNC_FILE, LNC_VARIABLE, logical_core_of_host
 from nxbucket.toolkit.doctor import NEURONX_CC, Check, Status
 from nxbucket.toolkit.errors import EnvironmentProblem
+from nxbucket.toolkit.packages import installed_versions
 from nxbucket.toolkit.spec import DeploySpec
 
 PACKAGES = ("neuronx-cc", "libneuronxla", "torch-neuronx")
-LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
-LNC_FILE = Path("/opt/aws/neuron/logical_nc_config")
-"""A host can set the same there; a variable that is not set proves nothing."""
 
 
 def neuron_checks(spec: DeploySpec, environ: Mapping[str, str]) -> list[Check]:
     return [
         check_compiler(spec.target),
         check_placeholders(),
-        *check_neuron_environment(spec, environ, _lnc_of_file(LNC_FILE)),
+        *check_neuron_environment(spec, environ, LNC_FILE),
     ]
 
 
@@ -63,30 +61,22 @@ def check_placeholders() -> Check:
         if set(empty) - {"torch-neuronx"}:
             mend += f"; {INSTALL}"
         return Check(name, Status.FAIL, message, mend, missing=True)
-    found = [f"{p} {v}" for p in PACKAGES if (v := _version(p)) is not None]
+    found = [f"{p} {v}" for p, v in installed_versions(PACKAGES).items()]
     return Check(name, Status.OK, ", ".join(found) or "none installed")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def check_neuron_environment(
-    spec: DeploySpec, environ: Mapping[str, str], lnc_of_file: str | None
+    spec: DeploySpec, environ: Mapping[str, str], lnc_file: Path
 ) -> list[Check]:
     """One for each variable that gets in the way."""
     name = "neuron environment"
     checks = []
-    lnc, source = environ.get(LNC_VARIABLE), LNC_VARIABLE
-    if lnc is None and lnc_of_file is not None:
-        lnc, source = lnc_of_file, f"{LNC_VARIABLE} in {LNC_FILE}"
-    if lnc is not None and lnc != str(spec.compiler.lnc):
+    here = logical_core_of_host(environ, lnc_file)
+    if here is not None and here[0] != str(spec.compiler.lnc):
+        lnc, source = here
         message = (
-            f"{source}={lnc}, and the programs are for logical cores of {spec.compiler.lnc}: the "
-            "runtime does not take them"
+            f"{source} says {lnc}, and the programs are for logical cores of {spec.compiler.lnc}: "
+            "the runtime does not take them"
         )
         mend = f"export {LNC_VARIABLE}={spec.compiler.lnc}, or set compiler.lnc: {lnc} and compile"
         checks.append(Check(name, Status.FAIL, message, mend))
@@ -101,15 +91,3 @@ def check_neuron_environment(
         mend = "unset NEURON_CC_FLAGS; options for neuronx-cc go into compiler.flags"
         checks.append(Check(name, Status.WARN, message, mend))
     return checks or [Check(name, Status.OK, "no Neuron variable gets in the way")]
-
-
-def _lnc_of_file(file: Path) -> str | None:
-    try:
-        lines = file.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.strip().partition("=")
-        if key == LNC_VARIABLE:
-            return value.strip()
-    return None

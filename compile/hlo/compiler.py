@@ -3,7 +3,6 @@
 Importing this imports neither torch nor jax.
 """
 
-import importlib.metadata
 from pathlib import Path
 
 from nxbucket.compile.compiler import HLO_FILE, Lowered
@@ -12,6 +11,7 @@ from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.targets import HLO_TARGET
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import EnvironmentProblem
+from nxbucket.toolkit.packages import installed_versions
 
 LOWERING_VERSION = 1
 """Of our rules (operators.py, lowering.py, canonical.py). Bumped by hand when the HLO of any
@@ -30,7 +30,7 @@ class HloCompiler:
         return lower_to_hlo(program)
 
     def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
-        return {"hlo": write_hlo(lowered, work_dir)}
+        return {"hlo": write_hlo(lowered.payload, work_dir)}
 
 
 def lower_to_hlo(program: BucketProgram) -> Lowered:
@@ -54,19 +54,19 @@ def lower_to_hlo(program: BucketProgram) -> Lowered:
     return Lowered(graph=module, payload=module)
 
 
-def write_hlo(lowered: Lowered, work_dir: Path) -> Path:
+def write_hlo(module: bytes, work_dir: Path) -> Path:
     path = work_dir / HLO_FILE
-    path.write_bytes(lowered.payload)
+    path.write_bytes(module)
     return path
 
 
 def lowering_versions() -> dict[str, str]:
     """Of what writes the graphs. Raises EnvironmentProblem if it is not installed."""
-    try:
-        packages = {name: importlib.metadata.version(name) for name in LOWERING_PACKAGES}
-    except importlib.metadata.PackageNotFoundError as err:
-        raise EnvironmentProblem(
-            f"Neuron targets are lowered with torch and jax; {err.name} is not installed",
-            hint="pip install 'nxbucket[hlo]'",
-        ) from err
+    packages = installed_versions(LOWERING_PACKAGES)
+    for name in LOWERING_PACKAGES:
+        if name not in packages:
+            raise EnvironmentProblem(
+                f"Neuron targets are lowered with torch and jax; {name} is not installed",
+                hint="pip install 'nxbucket[hlo]'",
+            )
     return {"rules": str(LOWERING_VERSION), **packages}

@@ -7,10 +7,12 @@ jax-neuronx. None of these rules was tried against the compiler. docs/hlo.md lis
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import islice
+from typing import Literal
 
 from nxbucket.compile.hlo.analysis import loop_rounds, temporaries
 from nxbucket.compile.hlo.module import Computation, Instruction, Module, Shape
+from nxbucket.compile.hlo.tensors import tensor_faults
 from nxbucket.compile.signature import ProgramSignature
 from nxbucket.toolkit.errors import CompileError
 
@@ -324,30 +326,28 @@ RULES: tuple[Rule, ...] = (
     _large_temporaries,
 )
 
-HLO_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "s32"}
-
 
 def _against(module: Module, signature: ProgramSignature) -> Iterator[Finding]:
-    wanted: list[Any] = [(t.name, HLO_DTYPES[t.dtype], t.shape) for t in signature.inputs]
-    there: list[Any] = [(p.name, p.shape.dtype, p.shape.dims) for p in module.parameters]
-    yield from _differences("parameter", wanted, there)
-    names = [t.name for t in signature.outputs]
-    wanted = [
-        (name, HLO_DTYPES[t.dtype], t.shape)
-        for name, t in zip(names, signature.outputs, strict=True)
-    ]
-    there = [(name, s.dtype, s.dims) for name, s in zip(names, module.outputs, strict=False)]
-    yield from _differences("output", wanted, there)
+    """The first fault of each kind: the others are most often the same one."""
+    for faults in (
+        tensor_faults("parameter", [str(p.shape) for p in module.parameters], signature.inputs),
+        tensor_faults("output", [str(shape) for shape in module.outputs], signature.outputs),
+        _name_faults(module, signature),
+        _alias_faults(module, signature),
+    ):
+        for fault in islice(faults, 1):
+            yield Finding("error", "signature", fault)
+
+
+def _name_faults(module: Module, signature: ProgramSignature) -> Iterator[str]:
+    for i, (there, wanted) in enumerate(zip(module.parameters, signature.inputs, strict=False)):
+        if there.name != wanted.name:
+            yield f"parameter {i} is named {there.name}, not {wanted.name}"
+
+
+def _alias_faults(module: Module, signature: ProgramSignature) -> Iterator[str]:
     positions = {t.name: i for i, t in enumerate(signature.inputs)}
     wanted = [(i, positions[t.alias]) for i, t in enumerate(signature.outputs) if t.alias]
     there = sorted((a.output, a.parameter) for a in module.aliases)
-    yield from _differences("alias", wanted, there)
-
-
-def _differences(kind: str, wanted: Sequence[Any], there: Sequence[Any]) -> Iterator[Finding]:
-    if len(wanted) != len(there):
-        yield Finding("error", "signature", f"{len(there)} of kind {kind}, not {len(wanted)}")
-    for number, (want, have) in enumerate(zip(wanted, there, strict=False)):
-        if want != have:
-            yield Finding("error", "signature", f"{kind} {number} is {have}, not {want}")
-            return
+    if there != wanted:
+        yield f"its aliases, (output, parameter), are {there}, not {wanted}"

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from nxbucket.compile.canonical import canonical_json
-from nxbucket.compile.compiler import HLO_FILE, Lowered
+from nxbucket.compile.compiler import Lowered
 from nxbucket.compile.failure import ProgramFailed
-from nxbucket.compile.hlo.compiler import lower_to_hlo, lowering_versions
+from nxbucket.compile.hlo.compiler import lower_to_hlo, lowering_versions, write_hlo
 from nxbucket.compile.manifest import BlobRole
 from nxbucket.compile.neuron.libneuronxla import (
     LibNeuronXla,
@@ -31,6 +31,7 @@ from nxbucket.compile.neuron.neuronx_cc import (
 )
 from nxbucket.compile.program import BucketProgram
 from nxbucket.compile.signature import ProgramSignature
+from nxbucket.compile.targets import neuron_target
 from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.errors import CompileError
 
@@ -83,7 +84,7 @@ class NeuronCompiler:
                 "libneuronxla": route.version,
             }
         return Toolchain(
-            target=f"{self.target}-lnc{self.lnc}",
+            target=neuron_target(self.target, self.lnc),
             versions={"compiler": "neuronx-cc", **found, **self._options},
             lowering=self.lowering_versions(),
         )
@@ -94,8 +95,7 @@ class NeuronCompiler:
 
     def compile(self, lowered: Lowered, work_dir: Path) -> dict[BlobRole, Path]:
         program: HloProgram = lowered.payload
-        hlo, neff = work_dir / HLO_FILE, work_dir / "program.neff"
-        hlo.write_bytes(program.hlo)
+        hlo, neff = write_hlo(program.hlo, work_dir), work_dir / "program.neff"
         route, flags, folder = self._route, [*self._flags, *QUIET], work_dir / "neuronx-cc"
         if isinstance(route, NeuronxCc):
             written = run_neuronx_cc(route.path, hlo, flags, folder)

@@ -6,7 +6,6 @@ installed and no neuronx-cc command is found. Its call is known from public code
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import shlex
@@ -20,6 +19,7 @@ from nxbucket.compile.neuron.ncc_errors import failure_of_exit, find_codes
 from nxbucket.compile.neuron.neuronx_cc import compiler_environment, say
 from nxbucket.compile.neuron.oom import oom_kills
 from nxbucket.compile.parent_death import group_dies_with_parent
+from nxbucket.toolkit.packages import installed_version, is_placeholder
 
 PACKAGE = "libneuronxla"
 
@@ -34,13 +34,10 @@ class LibNeuronXla:
 
 def find_libneuronxla() -> LibNeuronXla | None:
     """None unless it and neuronx-cc are AWS's own (version 2). Imports neither."""
-    try:
-        version = importlib.metadata.version(PACKAGE)
-        compiler_version = importlib.metadata.version("neuronx-cc")
-    except importlib.metadata.PackageNotFoundError:
+    version, compiler_version = installed_version(PACKAGE), installed_version("neuronx-cc")
+    if version is None or compiler_version is None:
         return None
-    majors = [v.partition(".")[0] for v in (version, compiler_version)]
-    if any(not major.isdecimal() or int(major) < 2 for major in majors):
+    if is_placeholder(version) or is_placeholder(compiler_version):
         return None
     if importlib.util.find_spec(PACKAGE) is None:
         return None

@@ -3,7 +3,6 @@
 Its options are those of compiler/neuronx-cc/api-reference-guide in the SDK's documentation (2.32).
 """
 
-import importlib.metadata
 import os
 import re
 import shlex
@@ -24,9 +23,9 @@ from nxbucket.compile.neuron.ncc_errors import failure_of_exit, find_codes
 from nxbucket.compile.neuron.oom import oom_kills
 from nxbucket.compile.parent_death import group_dies_with_parent
 from nxbucket.toolkit.errors import EnvironmentProblem
+from nxbucket.toolkit.packages import AWS_INDEX, installed_version, is_placeholder
 
 COMMAND = "neuronx-cc"
-AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 INSTALL = (
     "give neuronx-cc an environment of its own: python3 -m venv ~/neuronx-cc && "
     f'~/neuronx-cc/bin/pip install "neuronx-cc==VERSION" --extra-index-url {AWS_INDEX}, and put '
@@ -77,12 +76,9 @@ def missing_compiler() -> EnvironmentProblem:
 
 
 def placeholder_version(package: str) -> str | None:
-    """The version of an installed package of this name that is none of AWS's (theirs are 2)."""
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return version if version.partition(".")[0] in ("0", "1") else None
+    """The version of an installed package of this name that is none of AWS's."""
+    version = installed_version(package)
+    return version if version is not None and is_placeholder(version) else None
 
 
 def probe(path: Path) -> NeuronxCc:

@@ -22,7 +22,7 @@ def main(cases_file: str, model_file: str, out_file: str, route: str) -> None:
     device = Device()
     neuron_host.neuron_devices = lambda: [Path("/dev/neuron0")]
     neuron_device.installed_packages = lambda: {"torch-neuronx": "2.0"}
-    neuron_device._check_neff_file = lambda *_: []
+    neuron_device.check_neff_file = lambda *_: []
     TorchNeuron.imported = classmethod(lambda cls, lnc: device.connected(route))
     arguments = engine_args(model_file, emulate=route == "emulate")
     assert arguments["additional_config"]["nxbucket"]["target"] == "trn2-lnc2"

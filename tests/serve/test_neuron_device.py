@@ -4,6 +4,7 @@ The stand-in runs each program's graph on XLA:CPU, so that numbers are those a d
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,28 @@ def test_a_status_is_found_in_what_runtimes_were_seen_to_say(text: str, code: in
 # Which class
 
 
+@pytest.mark.parametrize(
+    ("environ", "then"),
+    [
+        ({}, {"NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_RT_NUM_CORES": "1"}),
+        (
+            {"NEURON_LOGICAL_NC_CONFIG": "", "NEURON_RT_VISIBLE_CORES": "3"},
+            {"NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_RT_VISIBLE_CORES": "3"},
+        ),
+        (
+            {"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "4"},
+            {"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "4"},
+        ),
+    ],
+)
+def test_the_runtime_is_told_what_nothing_else_says(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], then: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "environ", environ)
+    TorchNeuron.imported(2)
+    assert environ == then
+
+
 def test_every_neuron_target_has_a_class() -> None:
     assert ROUTES.keys() == LNC_OF.keys()
 
@@ -412,7 +435,7 @@ def test_a_host_without_awss_packages_is_told_where_they_are(
     assert says in error.message
     assert error.hint is not None
     assert "docs/hardware.md, point 1" in error.hint
-    monkeypatch.setattr(neuron_device, "installed_torch", lambda: "2.9.0")
+    monkeypatch.setattr(neuron_device, "installed_version", lambda _: "2.9.0")
     hint = refusal(lambda: NeuronLoader().check_host(manifest())).hint
     assert hint is not None
     assert "https://pip.repos.neuron.amazonaws.com" in hint

@@ -220,7 +220,7 @@ def test_the_command_reports_each_check_and_imports_nothing_heavy(
 ) -> None:
     monkeypatch.chdir(compiled.parent)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(doctor, "installed_versions", lambda: GOOD)
+    monkeypatch.setattr(doctor, "installed_versions", lambda _: GOOD)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     before = set(sys.modules)
 

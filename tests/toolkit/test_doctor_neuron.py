@@ -10,7 +10,7 @@ from neuron_bench import NeuronBench
 from neuronx_cc_stand_in import StandIn, install
 from null_compiler import model_file
 
-from nxbucket.toolkit import doctor_neuron
+from nxbucket.serve.neuron_host import LNC_VARIABLE, logical_core_of_host
 from nxbucket.toolkit.doctor import Check, Status
 from nxbucket.toolkit.doctor_neuron import (
     check_compiler,
@@ -75,8 +75,13 @@ def test_placeholders_are_told_from_aws_s_packages(monkeypatch: pytest.MonkeyPat
 
 
 def test_variables_that_get_in_the_way(spec: DeploySpec, tmp_path: Path) -> None:
+    file = tmp_path / "logical_nc_config"
+
     def statuses(environ: dict[str, str], lnc_of_file: str | None = None) -> list[str]:
-        checks = check_neuron_environment(spec, environ, lnc_of_file)
+        file.unlink(missing_ok=True)
+        if lnc_of_file is not None:
+            file.write_text(f"# comment\nNEURON_LOGICAL_NC_CONFIG={lnc_of_file}\n")
+        checks = check_neuron_environment(spec, environ, file)
         assert all(c.mend for c in checks if c.status is not Status.OK)
         return [c.status.value for c in checks]
 
@@ -87,10 +92,9 @@ def test_variables_that_get_in_the_way(spec: DeploySpec, tmp_path: Path) -> None
     assert statuses({"NEURON_LOGICAL_NC_CONFIG": "2"}, "1") == ["ok"]
     both = {"NEURON_RT_ALLOW_LEGACY_NEFF": "1", "NEURON_CC_FLAGS": "--cache_dir=/x"}
     assert statuses(both) == ["warn", "warn"]
-    file = tmp_path / "logical_nc_config"
-    assert doctor_neuron._lnc_of_file(file) is None
+    assert logical_core_of_host({}, file) is None
     file.write_text("# comment\nNEURON_LOGICAL_NC_CONFIG=1\n")
-    assert doctor_neuron._lnc_of_file(file) == "1"
+    assert logical_core_of_host({}, file) == ("1", f"{LNC_VARIABLE} in {file}")
 
 
 def test_doctor_asks_for_neuron_only_where_the_model_file_does(tmp_path: Path) -> None:

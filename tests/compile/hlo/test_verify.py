@@ -191,11 +191,11 @@ def test_wrong_programs_are_noticed(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_of_many_wrong_programs_95_percent_are_noticed(name: str) -> None:
     bench = Bench(name, PROGRAMS[name])
-    judged = [bench.judge(m) for m in sample(mutants_of(bench.payload), 80, seed=0)]
+    judged = [bench.judge(m) for m in sample(mutants_of(bench.payload), 60, seed=0)]
     caught = sum(j.verdict in ("cases", "lint") for j in judged)
     survived = [j for j in judged if j.verdict == "survived"]
     print(f"| {name} | {caught} caught | {len(survived)} survived |", *survived)
-    assert caught + len(survived) >= 55
+    assert caught + len(survived) >= 40
     assert caught >= 0.95 * (caught + len(survived))
 
 

@@ -526,3 +526,18 @@ def test_another_chips_neff_under_an_entry_is_found_and_built_again(bench: Neuro
     assert (code, statuses(again)) == (0, {FIRST: "rebuilt", SECOND: "rebuilt"})
     assert sorted(bench.compiled()) == [SECOND, FIRST]
     assert bench.run("cache", "verify", "--cache-dir", "cache").returncode == 0
+
+
+def test_two_shards_compile_each_program_once_and_the_last_writes_the_lock(tmp_path: Path) -> None:
+    bench = NeuronBench(tmp_path, prefill=(32, 64, 128), decode=(1, 2))
+    seen: list[str] = []
+    for shard in ("1/2", "2/2"):
+        code, report = bench.compile("--shard", shard)
+        assert code == 0
+        assert report["lock_written"] == (report["others"] == []) == (shard == "2/2")
+        seen += [name for name, status in statuses(report).items() if status == "compiled"]
+    everything = sorted(["decode_b1", "decode_b2", "prefill_s128", "prefill_s32", "prefill_s64"])
+    assert sorted(seen) == sorted(bench.compiled()) == everything
+    bench.assert_nothing_wrong_is_published()
+    refused = bench.run("compile", "--shard", "3/2")
+    assert (refused.returncode, "--shard 2/4" in refused.stderr) == (2, True)
