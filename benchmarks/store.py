@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -52,18 +53,28 @@ class Large(NullCompiler):
 
 
 @contextlib.contextmanager
-def server() -> Iterator[str]:
-    code = (
-        "from moto.server import ThreadedMotoServer; import time\n"
-        "s = ThreadedMotoServer(port=0, verbose=False); s.start()\n"
-        "print('http://%s:%s' % s.get_host_and_port(), flush=True)\ntime.sleep(1e6)"
-    )
+def server(folder: Path, rclone: str | None) -> Iterator[str]:
+    """An S3 server on loopback, in a process of its own: rclone's over a folder, or moto's."""
+    if rclone is None:
+        code = (
+            "from moto.server import ThreadedMotoServer; import time\n"
+            "s = ThreadedMotoServer(port=0, verbose=False); s.start()\n"
+            "print('http://%s:%s' % s.get_host_and_port(), flush=True)\ntime.sleep(1e6)"
+        )
+        command = [sys.executable, "-c", code]
+    else:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        (folder / "s3").mkdir()
+        key = ",".join(CREDENTIALS[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+        command = [rclone, "serve", "s3", "--addr", address, "--auth-key", key, str(folder / "s3")]
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip() if rclone is None else f"http://{address}"
     finally:
         process.kill()
         process.wait()
@@ -125,8 +136,10 @@ def main() -> None:
     print(version_line())
     banner = subprocess.run([aws, "--version"], capture_output=True, text=True, check=True)
     print(banner.stdout.strip())
-    with tempfile.TemporaryDirectory() as name, server() as endpoint:
-        folder = Path(name)
+    rclone = shutil.which("rclone", path=str(Path(sys.executable).parent))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        endpoint = stack.enter_context(server(folder, rclone))
         os.environ.update(CREDENTIALS, AWS_ENDPOINT_URL=endpoint)
         client = boto3.client("s3")
         client.create_bucket(Bucket=BUCKET)

@@ -6,7 +6,7 @@ size and sha256 that the entry says.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -113,21 +113,25 @@ class Pusher:
         self._progress = progress
         self._young: set[str] = set()
         """Digests of blobs written by us, or seen there and young."""
+        self._ours: set[str] = set()
+        """Digests of blobs that were not there before we wrote them."""
 
     def push(self, manifest: Manifest) -> Pushed:
         """The artifact of a manifest whose blobs were just verified. Raises StoreError."""
         store, key = self._store, manifest.key
         name, payload = entry_name(key), manifest.to_json()
-        ours = False
+        # Where none of its blobs was, nor is its entry, most likely: not asked for.
+        ours = self._push_if_new(manifest.blobs)
+        if ours and store.put(name, payload, replacing=None):
+            return Pushed("pushed", manifest)
         while True:
             found = store.read(name, MAX_ENTRY_BYTES)
             if found is not None:
                 theirs = _manifest(store, key, found)
                 if isinstance(theirs, Manifest) and has_blobs(store, theirs):
-                    if ours:
-                        return Pushed("pushed", theirs)
-                    same = theirs.blobs == manifest.blobs
-                    return Pushed("present" if same else "adopted", theirs)
+                    if theirs.blobs != manifest.blobs:
+                        return Pushed("adopted", theirs)
+                    return Pushed("pushed" if ours else "present", theirs)
             relied_on_old = [self._push_blob(blob) for blob in manifest.blobs]
             ours = store.put(name, payload, replacing=None if found is None else found.tag)
             if ours and not any(relied_on_old):
@@ -136,22 +140,37 @@ class Pusher:
                 # A gc that saw it while it was old may still take it: look again after that.
                 wait_for_sweep(store)
 
+    def _push_if_new(self, blobs: Sequence[Blob]) -> bool:
+        """Whether each blob is of our writing; written now, if not one of them was there."""
+        missing = [blob for blob in blobs if blob.digest not in self._ours]
+        if any(self._age_s(blob) is not None for blob in missing):
+            return False
+        for blob in missing:
+            self._upload(blob)
+            self._ours.add(blob.digest)
+        return True
+
     def _push_blob(self, blob: Blob) -> bool:
         """Whether one was there from long ago: what a gc may be about to take.
 
         Written again, it is young.
         """
-        if blob.digest in self._young:
+        if blob.digest in self._young | self._ours:
             return False
-        name = blob_name(blob.digest)
-        age_s = self._store.age_s(name, blob.size_bytes, blob.digest)
+        age_s = self._age_s(blob)
         was_old = age_s is not None and age_s > YOUNG_S
         if age_s is None or was_old:
-            path = self._cache.blob_path(blob.digest)
-            self._store.upload(name, path, blob.digest, self._progress)
+            self._upload(blob)
         if not was_old:
             self._young.add(blob.digest)
         return was_old
+
+    def _age_s(self, blob: Blob) -> float | None:
+        return self._store.age_s(blob_name(blob.digest), blob.size_bytes, blob.digest)
+
+    def _upload(self, blob: Blob) -> None:
+        path = self._cache.blob_path(blob.digest)
+        self._store.upload(blob_name(blob.digest), path, blob.digest, self._progress)
 
 
 def has_blobs(store: Store, manifest: Manifest) -> bool:

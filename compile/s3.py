@@ -1,48 +1,80 @@
-"""A store in S3, through boto3: region, endpoint, profile and credentials are found as the AWS CLI
-finds them (AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, ~/.aws, roles of the host or the pod).
+"""A store in S3: obstore moves the bytes, botocore finds region, endpoint and credentials.
+
+botocore, so that it is as the AWS CLI does it: AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, ~/.aws,
+SSO, the role of the host or the pod.
 
 Everything happens below the given prefix, so that credentials may be limited to it. Needed rights:
 s3:GetObject to serve, s3:PutObject to push, s3:ListBucket to tell what is missing from what is
 forbidden, s3:DeleteObject for gc.
 """
 
-import base64
 import contextlib
 import os
 import re
+import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import boto3
-import botocore.exceptions as aws
+import obstore
+import obstore.store
 import tenacity
-from boto3.s3.transfer import TransferConfig
-from botocore import UNSIGNED
-from botocore.config import Config
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
-from nxbucket.compile.store import MAX_PUT_BYTES, Content, Progress, StoredObject, copy
+from nxbucket.compile.store import CHUNK_BYTES, MAX_PUT_BYTES, Content, Progress, StoredObject, copy
 from nxbucket.toolkit.errors import StoreError
 
-T = TypeVar("T")
-MAX_CONNECTIONS = 32
-ATTEMPTS = 5
-CONNECT_TIMEOUT_S = 10
-READ_TIMEOUT_S = 60
-MULTIPART_BYTES = 256 << 20
-ABSENT = {"NoSuchKey", "404", "NotFound"}
-FORBIDDEN = {"403", "AccessDenied", "Forbidden", "AllAccessDisabled"}
-NOT_THE_VERSION = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
-BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+if TYPE_CHECKING:
+    from botocore.session import Session
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
-BROKEN_OFF = (
-    aws.IncompleteReadError,
-    aws.ResponseStreamingError,
-    aws.ReadTimeoutError,
-    aws.ConnectionClosedError,
-)
-"""A body that ended too soon: botocore's own retries end where the headers do."""
+T = TypeVar("T")
+ATTEMPTS = 5
+PART_BYTES = 8 << 20
+"""A file larger than two of these goes up in parts, a few at a time."""
+PARTS_AT_ONCE = 4
+CREDENTIALS_LAST = timedelta(minutes=5)
+"""Then botocore is asked again, which renews those that end."""
+CLIENT: "ClientConfig" = {
+    "allow_http": True,  # for an endpoint that says http://; S3's own say https://
+    "connect_timeout": "10s",
+    "read_timeout": "60s",
+    "timeout": "1h",
+    "user_agent": "nxbucket",
+}
+RETRIES: "RetryConfig" = {
+    "max_retries": ATTEMPTS - 1,
+    "retry_timeout": timedelta(minutes=3),
+    "backoff": {
+        "init_backoff": timedelta(seconds=0.2),
+        "max_backoff": timedelta(seconds=5),
+    },
+}
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
+STATUS = re.compile(r"status code: (\d{3})")
+NOT_FOUND = "Object at location"
+"""How obstore's FileNotFoundError begins, which the local disk's does not."""
+ELSEWHERE = "redirect without LOCATION"
+"""What obstore says where S3 answers that the bucket is in another region."""
+CREDENTIAL_FAULTS = {
+    "ExpiredToken": "they have expired",
+    "InvalidAccessKeyId": "there is no such access key",
+    "InvalidToken": "the session token is not valid",
+    "RequestTimeTooSkewed": "this host's clock is wrong",
+    "SignatureDoesNotMatch": "the secret key is not that of the access key",
+    "TokenRefreshRequired": "they have expired",
+}
 
 
 class S3Store:
@@ -57,158 +89,179 @@ class S3Store:
         self._bucket = bucket
         self._prefix = "".join(f"{part}/" for part in prefix.split("/") if part)
         self._location = f"s3://{bucket}/{self._prefix}".rstrip("/")
-        with self._said(""):
-            self._client = _client()
+        self._opened: obstore.store.S3Store | None = None
+        self._opening = threading.Lock()
 
     @property
     def location(self) -> str:
         return self._location
 
     def read(self, name: str, limit_bytes: int) -> Content | None:
-        def attempt() -> Content | None:
-            found = self._get(name)
-            if found is None:
-                return None
-            with contextlib.closing(found["Body"]) as body:
-                if found["ContentLength"] > limit_bytes:
-                    raise StoreError(
-                        f"{self._location}/{name}: larger than {limit_bytes} bytes, which no entry "
-                        "is"
-                    )
-                return Content(body.read(), found["ETag"])
+        def act(bucket: obstore.store.S3Store) -> Content:
+            found = bucket.get(self._prefix + name)
+            if found.meta["size"] > limit_bytes:
+                raise StoreError(
+                    f"{self._location}/{name}: larger than {limit_bytes} bytes, which no entry is"
+                )
+            return Content(bytes(found.bytes()), str(found.meta["e_tag"]))
 
-        return self._again_if_broken_off(name, attempt)
+        return self._ask(name, "s3:GetObject", act)
 
     def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> str | None:
-        def attempt() -> str | None:
-            found = self._get(name)
-            if found is None:
-                return None
-            done = 0
+        def act(bucket: obstore.store.S3Store) -> str:
+            # A body that breaks off is asked for again from there, by obstore.
+            chunks = bucket.get(self._prefix + name).stream(CHUNK_BYTES)
+            with into.open("wb") as target:
+                return copy(chunks, target.write, limit_bytes, progress)
 
-            def more(num_bytes: int) -> None:
-                nonlocal done
-                done += num_bytes
-                progress(num_bytes)
-
-            with contextlib.closing(found["Body"]) as body, into.open("wb") as target:
-                try:
-                    return copy(body.read, target.write, limit_bytes, more)
-                except BROKEN_OFF:
-                    progress(-done)
-                    raise
-
-        return self._again_if_broken_off(name, attempt)
+        return self._ask(name, "s3:GetObject", act)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
-        try:
-            with self._said(name, "s3:GetObject"):
-                found = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
-        except _Absent:
+        """S3 was told the sha256 when the object was written, and refused any other bytes."""
+        found = self._ask(name, "s3:GetObject", lambda b: b.head(self._prefix + name))
+        if found is None or found["size"] != size_bytes:
             return None
-        known = found.get("ChecksumSHA256")
-        other = known is not None and "-" not in known and known != _base64(sha256)
-        if other or found["ContentLength"] != size_bytes:
-            return None
-        written_s: float = found["LastModified"].timestamp()
-        return max(0.0, time.time() - written_s)
+        return max(0.0, time.time() - found["last_modified"].timestamp())
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
         size = path.stat().st_size
-        with self._said(name, "s3:PutObject"):
-            if size > MULTIPART_BYTES:
-                self._client.upload_file(
-                    str(path),
-                    self._bucket,
-                    self._prefix + name,
-                    ExtraArgs={"ChecksumAlgorithm": "SHA256"},
-                    Config=TransferConfig(multipart_threshold=MULTIPART_BYTES),
-                    Callback=progress,
-                )
-                return
-            with path.open("rb") as body:
-                self._client.put_object(**self._at(name), Body=body, ChecksumSHA256=_base64(sha256))
+        in_parts = size > 2 * PART_BYTES
+
+        def act(bucket: obstore.store.S3Store) -> None:
+            bucket.put(
+                self._prefix + name,
+                path,
+                use_multipart=in_parts,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+
+        self._ask(name, "s3:PutObject", act, absent_is_answer=False)
         progress(size)
 
     def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:
-        condition = {"IfNoneMatch": "*"} if replacing is None else {"IfMatch": replacing}
+        mode: Any = "create" if replacing is None else {"e_tag": replacing}
+        retrying = tenacity.Retrying(
+            # obstore does not send it again where it cannot know whether it came through.
+            retry=tenacity.retry_if_exception(_is_broken_off),
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
+            reraise=True,
+        )
+
+        def act(bucket: obstore.store.S3Store) -> None:
+            retrying(bucket.put, self._prefix + name, payload, mode=mode)
+
         try:
-            with self._said(name, "s3:PutObject"):
-                self._client.put_object(
-                    **self._at(name), Body=payload, ChecksumAlgorithm="SHA256", **condition
-                )
-        except (_OtherVersion, _Absent):
-            # A request that was retried may have met its own first attempt: then it is there.
+            self._ask(name, "s3:PutObject", act, absent_is_answer=False)
+        except _OtherVersion:
+            # It may be ours, of an attempt whose answer got lost: then it is there.
             found = self.read(name, MAX_PUT_BYTES)
             return found is not None and found.payload == payload
         return True
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        with self._said(prefix, "s3:ListBucket"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix
-            )
-            for page in pages:
-                for found in page.get("Contents", ()):
-                    yield StoredObject(
-                        found["Key"].removeprefix(self._prefix),
-                        found["Size"],
-                        found["LastModified"].timestamp(),
-                    )
+        def act(bucket: obstore.store.S3Store) -> list[StoredObject]:
+            return [
+                StoredObject(
+                    found["path"].removeprefix(self._prefix),
+                    found["size"],
+                    found["last_modified"].timestamp(),
+                )
+                for page in bucket.list(self._prefix + prefix)
+                for found in page
+            ]
+
+        yield from self._ask(prefix, "s3:ListBucket", act) or ()
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(_Absent), self._said(name, "s3:DeleteObject"):
-            self._client.delete_object(**self._at(name))
+        self._ask(name, "s3:DeleteObject", lambda b: b.delete(self._prefix + name))
 
-    def _get(self, name: str) -> dict[str, Any] | None:
+    def _ask(
+        self,
+        name: str,
+        permission: str,
+        act: Callable[[obstore.store.S3Store], T],
+        *,
+        absent_is_answer: bool = True,
+    ) -> T | None:
+        """None if there is no such object. Raises StoreError, or _OtherVersion."""
+        at = f"{self._location}/{name}"
         try:
-            with self._said(name, "s3:GetObject"):
-                found: dict[str, Any] = self._client.get_object(**self._at(name))
-                return found
-        except _Absent:
-            return None
+            with self._opening:
+                if self._opened is None:
+                    self._opened = self._open(None)
+            try:
+                return act(self._opened)
+            except BaseError as err:
+                if ELSEWHERE not in str(err) or (region := self._region()) is None:
+                    raise
+                self._opened = self._open(region)
+                return act(self._opened)
+        except (AlreadyExistsError, PreconditionError) as err:
+            raise _OtherVersion from err
+        except BaseError as err:
+            raise self._refused(at, permission, err) from err
+        except OSError as err:
+            if NOT_FOUND not in str(err):
+                raise StoreError(
+                    f"{at}: {err.strerror or err}: {err.filename}", hint="check the local disk"
+                ) from err
+            if absent_is_answer and "NoSuchBucket" not in str(err):
+                return None
+            raise StoreError(
+                f"{at}: there is no bucket {self._bucket}", hint="aws s3 mb, or mend the name"
+            ) from err
 
-    def _at(self, name: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": self._prefix + name}
+    def _open(self, region: str | None) -> obstore.store.S3Store:
+        with _credentials_said(self._location):
+            import botocore.session
 
-    def _again_if_broken_off(self, name: str, attempt: Callable[[], T]) -> T:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(BROKEN_OFF),
-            stop=tenacity.stop_after_attempt(ATTEMPTS),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
-            reraise=True,
+            session = botocore.session.get_session()
+            config = _config(session, self._bucket)
+            if region is not None:
+                config["region"] = region
+            anonymous = config.get("skip_signature", False)
+            provider = None if anonymous else _credential_provider(session, self._location)
+            client = CLIENT | _trusted(session)
+        return obstore.store.S3Store(
+            self._bucket,
+            config=config,
+            client_options=client,
+            retry_config=RETRIES,
+            credential_provider=provider,
         )
-        with self._said(name, "s3:GetObject"):
-            return retrying(attempt)
 
-    @contextlib.contextmanager
-    def _said(self, name: str, permission: str = "") -> Iterator[None]:
-        """botocore's exceptions as ours; absence and a lost race as exceptions of their own."""
-        at = f"{self._location}/{name}" if name else self._location
+    def _region(self) -> str | None:
+        """Where the bucket is: S3 tells everybody, also those who may not see into it."""
+        assert self._opened is not None
+        endpoint = self._opened.config.get("endpoint")
+        host = f"https://{self._bucket}.s3.amazonaws.com"
+        request = urllib.request.Request(
+            f"{endpoint}/{self._bucket}" if endpoint else host, method="HEAD"
+        )
         try:
-            yield
-        except aws.ClientError as err:
-            code = str(err.response.get("Error", {}).get("Code", ""))
-            if code in ABSENT:
-                raise _Absent from err
-            if code in NOT_THE_VERSION:
-                raise _OtherVersion from err
-            raise self._refused(at, code, permission, err) from err
-        except aws.NoCredentialsError as err:
-            raise StoreError(
-                f"{at}: no AWS credentials",
-                hint="aws configure, AWS_PROFILE or a role; AWS_NO_SIGN_REQUEST=1 for a public "
-                "bucket",
-            ) from err
-        except (aws.BotoCoreError, OSError) as err:
-            raise StoreError(
-                f"{at}: {_sentence(err)}",
-                hint="check the network and AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE; what is "
-                "done stays done, so the same command goes on from here",
-            ) from err
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                headers = answer.headers
+        except urllib.error.HTTPError as err:
+            headers = err.headers
+        except OSError:
+            return None
+        region: str | None = headers.get("x-amz-bucket-region")
+        return region
 
-    def _refused(self, at: str, code: str, permission: str, err: aws.ClientError) -> StoreError:
-        if code in FORBIDDEN:
+    def _refused(self, at: str, permission: str, err: BaseException) -> StoreError:
+        said = str(err)
+        code = found[1] if (found := ERROR_CODE.search(said)) else ""
+        status = found[1] if (found := STATUS.search(said)) else ""
+        if fault := CREDENTIAL_FAULTS.get(code):
+            return StoreError(
+                f"{at}: S3 does not take the credentials: {fault} ({code})",
+                hint="aws sts get-caller-identity tells whose they are; aws sso login or aws "
+                "configure renews them",
+            )
+        forbidden = isinstance(err, PermissionDeniedError | UnauthenticatedError)
+        if forbidden or status in ("401", "403"):
             absent = (
                 ". Without s3:ListBucket, S3 gives the same answer for an object that is not there"
                 if permission == "s3:GetObject"
@@ -219,48 +272,99 @@ class S3Store:
                 hint=f"grant {permission} on arn:aws:s3:::{self._bucket}/{self._prefix}* and "
                 f"s3:ListBucket on arn:aws:s3:::{self._bucket}, or use other credentials",
             )
-        if code == "NoSuchBucket":
+        if ELSEWHERE in said:
             return StoreError(
-                f"{at}: there is no bucket {self._bucket}", hint="aws s3 mb, or mend the name"
-            )
-        headers = err.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        if region := headers.get("x-amz-bucket-region"):
-            return StoreError(
-                f"{at}: the bucket is in {region}", hint=f"export AWS_REGION={region}"
+                f"{at}: the bucket is in another region",
+                hint=f"aws s3api get-bucket-location --bucket {self._bucket}, then AWS_REGION",
             )
         return StoreError(
-            f"{at}: S3 answers {_sentence(err)}",
-            hint="what is done stays done: the same command goes on from here",
+            f"{at}: {_sentence(said)}",
+            hint="check the network and AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE; what is "
+            "done stays done, so the same command goes on from here",
         )
 
 
-class _Absent(Exception):
-    pass
-
-
 class _OtherVersion(Exception):
-    pass
+    """The object is there already, or is not the version that was to be replaced."""
 
 
-def _client() -> Any:
-    unsigned = os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes")
-    return boto3.Session().client(
-        "s3",
-        config=Config(
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=READ_TIMEOUT_S,
-            max_pool_connections=MAX_CONNECTIONS,
-            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-            # Every byte is checked against the sha256 in its name, or parsed as an entry is.
-            response_checksum_validation="when_required",
-            signature_version=UNSIGNED if unsigned else None,
-        ),
+def _is_broken_off(err: BaseException) -> bool:
+    """Whether no answer came: neither a refusal nor a lost race."""
+    return (
+        isinstance(err, BaseError)
+        and not isinstance(err, AlreadyExistsError | PreconditionError)
+        and STATUS.search(str(err)) is None
     )
 
 
-def _base64(sha256: str) -> str:
-    return base64.b64encode(bytes.fromhex(sha256)).decode()
+def _config(session: "Session", bucket: str) -> "S3Config":
+    from botocore.configprovider import ConfiguredEndpointProvider
+
+    scoped = session.get_scoped_config()
+    config: S3Config = {
+        "region": os.environ.get("AWS_REGION")
+        or session.get_config_variable("region")
+        or "us-east-1",
+        "checksum_algorithm": "SHA256",
+        "disable_bulk_delete": True,  # a request of its own for each, below the prefix
+        "skip_signature": os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes"),
+    }
+    endpoint = None
+    if not session.get_config_variable("ignore_configured_endpoint_urls"):
+        endpoint = ConfiguredEndpointProvider(
+            full_config=session.full_config, scoped_config=scoped, client_name="s3"
+        ).provide()
+    if endpoint:
+        config["endpoint"] = endpoint.rstrip("/")
+    elif "." not in bucket:  # a dot in the host's name does not fit S3's certificate
+        config["virtual_hosted_style_request"] = True
+    return config
 
 
-def _sentence(err: BaseException) -> str:
-    return " ".join(str(err).split()) or type(err).__name__
+def _credential_provider(session: "Session", location: str) -> "Callable[[], S3Credential]":
+    credentials = session.get_credentials()
+    if credentials is None:
+        raise StoreError(
+            f"{location}: no AWS credentials",
+            hint="aws configure, AWS_PROFILE or a role; AWS_NO_SIGN_REQUEST=1 for a public bucket",
+        )
+
+    def provide() -> "S3Credential":
+        frozen = credentials.get_frozen_credentials()
+        assert frozen.access_key is not None
+        assert frozen.secret_key is not None
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + CREDENTIALS_LAST,
+        }
+
+    provide()  # What is wrong with them is said here, and not from within obstore.
+    return provide
+
+
+def _trusted(session: "Session") -> "ClientConfig":
+    """The certificates of a company's own endpoint: AWS_CA_BUNDLE, or ca_bundle of the profile."""
+    bundle = session.get_config_variable("ca_bundle")
+    return {"root_certificate": Path(bundle).read_bytes()} if bundle else {}
+
+
+@contextlib.contextmanager
+def _credentials_said(location: str) -> Iterator[None]:
+    """botocore's exceptions as ours."""
+    import botocore.exceptions as aws
+
+    try:
+        yield
+    except aws.BotoCoreError as err:
+        raise StoreError(
+            f"{location}: {_sentence(str(err))}",
+            hint="check AWS_PROFILE and ~/.aws/config; aws sts get-caller-identity tells what the "
+            "AWS CLI makes of them",
+        ) from err
+
+
+def _sentence(said: str) -> str:
+    """Without obstore's pages for its developers."""
+    return " ".join(said.partition("Debug source:")[0].split())

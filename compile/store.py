@@ -13,15 +13,18 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import filelock
 
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.toolkit.errors import StoreError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 CHUNK_BYTES = 1 << 20
 MAX_PUT_BYTES = 64 << 20
@@ -126,7 +129,7 @@ class DirectoryStore:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             with source, into.open("wb") as target:
-                return copy(source.read, target.write, limit_bytes, progress)
+                return copy(_chunks(source), target.write, limit_bytes, progress)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
         with self._said(name):
@@ -141,7 +144,7 @@ class DirectoryStore:
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
         with self._said(name), self._staged(name) as staged:
             with path.open("rb") as source, staged.open("wb") as target:
-                copy(source.read, target.write, None, progress)
+                copy(_chunks(source), target.write, None, progress)
                 target.flush()
                 os.fsync(target.fileno())
             staged.replace(self._path(name))
@@ -215,8 +218,8 @@ class DirectoryStore:
 
 
 def copy(
-    read: Callable[[int], bytes],
-    write: Callable[[bytes], object],
+    chunks: "Iterable[Buffer]",
+    write: Callable[[memoryview], object],
     limit_bytes: int | None,
     progress: Progress,
 ) -> str:
@@ -226,16 +229,20 @@ def copy(
     """
     digest = hashlib.sha256()
     left = None if limit_bytes is None else limit_bytes + 1
-    while left is None or left > 0:
-        chunk = read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
-        if not chunk:
-            break
-        digest.update(chunk)
-        write(chunk)
-        progress(len(chunk))
+    for chunk in chunks:
+        taken = memoryview(chunk)[:left]
+        digest.update(taken)
+        write(taken)
+        progress(len(taken))
         if left is not None:
-            left -= len(chunk)
+            left -= len(taken)
+            if left == 0:
+                break
     return digest.hexdigest()
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(CHUNK_BYTES), b"")
 
 
 class ReadOnlyStore:

@@ -31,7 +31,17 @@ CREDENTIALS = {
 Fault = Callable[["Request"], str | None]
 """Of a request: None to pass it on; "500", "503", "403" or "404" to answer that; "reset" to break
 the connection off; "truncate" to send half of the body; "slow" to drip it; "lost" to pass it on and
-break off instead of answering; "twice" to pass it on two times."""
+break off instead of answering; "twice" to pass it on two times; "elsewhere" to answer that the
+bucket is in REGION; "expired" that the credentials have."""
+REGION = "eu-west-1"
+ANSWERS = {
+    "500": (500, "InternalError"),
+    "503": (503, "SlowDown"),
+    "403": (403, "AccessDenied"),
+    "404": (404, "NoSuchKey"),
+    "elsewhere": (301, "PermanentRedirect"),
+    "expired": (400, "ExpiredToken"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Request:
     number: int
     method: str
     path: str
+    credential: str
+    """KEY/DATE/REGION/s3/aws4_request, of the signature; empty where there is none."""
 
 
 @contextlib.contextmanager
@@ -80,14 +92,16 @@ def proxy_before(upstream: str) -> Iterator[Proxy]:
         def handle_any(self) -> None:
             body = self._body()
             with lock:
-                request = Request(len(proxy.seen), self.command, self.path)
+                signature = self.headers.get("Authorization", "").partition("Credential=")[2]
+                credential = signature.partition(",")[0]
+                request = Request(len(proxy.seen), self.command, self.path, credential)
                 proxy.seen.append(request)
             fault = proxy.fault(request)
             if fault == "reset":
                 self._break_off()
                 return
-            if fault in ("500", "503", "403", "404"):
-                self._refuse(int(fault))
+            if fault in ANSWERS:
+                self._refuse(*ANSWERS[fault])
                 return
             for _ in range(2 if fault == "twice" else 1):
                 status, headers, content = self._pass_on(body)
@@ -144,10 +158,11 @@ def proxy_before(upstream: str) -> Iterator[Proxy]:
             connection.close()
             return response.status, response.getheaders(), content
 
-        def _refuse(self, status: int) -> None:
-            code = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied", 404: "NoSuchKey"}
-            content = f"<Error><Code>{code[status]}</Code><Message>no</Message></Error>".encode()
+        def _refuse(self, status: int, code: str) -> None:
+            content = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
             self.send_response(status)
+            if code == "PermanentRedirect":
+                self.send_header("x-amz-bucket-region", REGION)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command != "HEAD":

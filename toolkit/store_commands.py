@@ -1,6 +1,7 @@
 """`push`, `pull`, `lock`, `diff`, `pack` and `unpack`: artifacts between hosts."""
 
 import concurrent.futures
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -151,8 +152,10 @@ def _whole(cache: "ArtifactCache", lock: "Lock", lock_file: Path) -> "dict[str, 
     from nxbucket.compile.lockfile import fault_of, model_file_of
 
     manifests, faults = {}, []
-    for name, p in _programs(lock):
-        found = cache.lookup(p.key)
+    programs = _programs(lock)
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        lookups = list(pool.map(cache.lookup, (p.key for _, p in programs)))
+    for (name, p), found in zip(programs, lookups, strict=True):
         fault = fault_of(lock, name, p, found)
         if fault is None and isinstance(found, Hit):
             manifests[p.key] = found.manifest

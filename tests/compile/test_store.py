@@ -1,5 +1,6 @@
 """Both stores keep one contract; S3 also behind a proxy that answers 500, breaks off and drips."""
 
+import concurrent.futures
 import hashlib
 import os
 import subprocess
@@ -7,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from s3_stand_in import BUCKET, CREDENTIALS, Proxy, proxy_before, s3_server
+from s3_stand_in import BUCKET, CREDENTIALS, REGION, Proxy, proxy_before, s3_server
 
+from nxbucket.compile.s3 import S3Store
 from nxbucket.compile.store import DirectoryStore, ReadOnlyStore, Store, open_store
 from nxbucket.toolkit.errors import StoreError
 
@@ -263,7 +265,75 @@ def test_missing_credentials_are_named(proxy: Proxy, monkeypatch: pytest.MonkeyP
 def test_a_profile_that_is_none_is_named(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(StoreError, match="nobody"):
-        open_store(f"s3://{BUCKET}/x")
+        open_store(f"s3://{BUCKET}/x").read(NAME, 100)
+
+
+def test_region_endpoint_and_keys_of_a_profile_are_those_that_the_aws_cli_takes(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(
+        f"[profile team]\nregion = eu-north-1\nendpoint_url = {proxy.endpoint}\n"
+        "aws_access_key_id = OFTEAM\naws_secret_access_key = secret\n"
+    )
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION", "ENDPOINT_URL"):
+        monkeypatch.delenv(f"AWS_{name}")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "team")
+
+    def signed_by(field: int) -> str:
+        assert open_store(f"s3://{BUCKET}/x").read(NAME, 100) is None
+        return proxy.seen[-1].credential.split("/")[field]
+
+    assert (signed_by(0), signed_by(2)) == ("OFTEAM", "eu-north-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-2")
+    assert signed_by(2) == "eu-west-2"
+    monkeypatch.setenv("AWS_REGION", "eu-west-3")
+    assert signed_by(2) == "eu-west-3"
+
+
+def test_a_bucket_in_another_region_is_followed_there(s3: Store, proxy: Proxy) -> None:
+    proxy.fault = lambda request: None if f"/{REGION}/" in request.credential else "elsewhere"
+    assert s3.read(NAME, 100) is None
+    asked = len(proxy.seen)
+    assert s3.put(NAME, PAYLOAD, replacing=None)
+    assert len(proxy.seen) == asked + 1
+
+
+def test_credentials_that_have_expired_are_said_to_have(s3: Store, proxy: Proxy) -> None:
+    proxy.fault = lambda _: "expired"
+    with pytest.raises(StoreError, match="they have expired") as caught:
+        s3.read(NAME, 100)
+    assert "aws sso login" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("fault", [None, "reset", "503"])
+def test_a_large_file_goes_up_in_parts(
+    s3: Store, proxy: Proxy, tmp_path: Path, fault: str | None
+) -> None:
+    path, digest, name = blob(tmp_path, os.urandom(17 << 20))
+    proxy.fault = lambda request: fault if request.number % 2 else None
+    s3.upload(name, path, digest, nobody)
+    assert len([r for r in proxy.seen if "partNumber=" in r.path]) >= 3
+    proxy.fault = lambda _: None
+    assert cast(float, s3.age_s(name, 17 << 20, digest)) < 60
+    assert s3.fetch(name, tmp_path / "into", 17 << 20, nobody) == digest
+
+
+def test_many_threads_open_a_store_once(
+    s3: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    open_one = S3Store._open
+
+    def slowly(store: S3Store, region: str | None) -> Any:
+        opened.append(region)
+        time.sleep(0.1)
+        return open_one(store, region)
+
+    monkeypatch.setattr(S3Store, "_open", slowly)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: s3.read(NAME, 100), range(8))) == [None] * 8
+    assert len(opened) == 1
 
 
 def test_every_request_stays_below_the_prefix(s3: Store, proxy: Proxy, tmp_path: Path) -> None:
@@ -300,7 +370,7 @@ def test_a_folder_as_store_imports_no_s3_client(tmp_path: Path) -> None:
     code = (
         "import sys; from nxbucket.compile.store import open_store; "
         f"open_store({str(tmp_path)!r}).read('entries/x', 1); "
-        "print({'boto3', 'botocore'} & {*sys.modules})"
+        "print({'obstore', 'botocore'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
