@@ -67,7 +67,9 @@ def server(folder: Path, rclone: str | None) -> Iterator[str]:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         (folder / "s3").mkdir()
-        key = ",".join(CREDENTIALS[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+        key = ",".join(
+            CREDENTIALS[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+        )
         command = [rclone, "serve", "s3", "--addr", address, "--auth-key", key, str(folder / "s3")]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -155,7 +155,6 @@ class S3Store:
         try:
             self._ask(name, "s3:PutObject", act, absent_is_answer=False)
         except _OtherVersion:
-            # It may be ours, of an attempt whose answer got lost: then it is there.
             found = self.read(name, MAX_PUT_BYTES)
             return found is not None and found.payload == payload
         return True

@@ -74,7 +74,11 @@ class Store(Protocol):
         """Put a file under a name made of its own sha256: twice the same does no harm."""
 
     def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:
-        """Write a small object where there is none, or over the version `replacing`; else False."""
+        """Write a small object where there is none, or over the version `replacing`; else False.
+
+        The very same bytes there already are as good: they may be ours, of an attempt whose answer
+        got lost.
+        """
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """In no particular order; what vanishes meanwhile may be missing or listed."""
@@ -153,7 +157,7 @@ class DirectoryStore:
         with self._said(name), self._staged(name) as staged, self._writing(name):
             current = self.read(name, MAX_PUT_BYTES)
             if (None if current is None else current.tag) != replacing:
-                return False
+                return current is not None and current.payload == payload
             with staged.open("wb") as target:
                 target.write(payload)
                 target.flush()

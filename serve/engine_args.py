@@ -15,7 +15,7 @@ from nxbucket.compile.checkpoint import check_checkpoint
 from nxbucket.compile.explain import emulate_command
 from nxbucket.compile.fetch import fetch_locked
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.store import open_store
+from nxbucket.compile.store import ReadOnlyStore, open_store
 from nxbucket.compile.targets import parse_neuron_target
 from nxbucket.serve.neuron_host import check_device
 from nxbucket.serve.plugin import ACTIVATION_FLAG
@@ -26,6 +26,7 @@ from nxbucket.toolkit.errors import BindError, EnvironmentProblem
 from nxbucket.toolkit.hub import fetch_checkpoint
 from nxbucket.toolkit.packages import installed_versions
 from nxbucket.toolkit.spec import DeploySpec
+from nxbucket.toolkit.transfer_progress import byte_progress
 
 logger = logging.getLogger(__name__)
 
@@ -94,17 +95,18 @@ def artifacts_at_hand(served: Served, remote: str | None) -> dict[str, Manifest]
     except BindError:
         if remote is None:
             raise
-    store = open_store(remote)
+    store = ReadOnlyStore(open_store(remote))
     output.print_note(f"pulling what {served.cache.root} lacks from {store.location}")
-    fetch_locked(
-        served.lock,
-        served.lock_file,
-        served.cache,
-        store,
-        lambda _: None,
-        locked=True,
-        only_target=served.target,
-    )
+    with byte_progress("pulling", None) as progress:
+        fetch_locked(
+            served.lock,
+            served.lock_file,
+            served.cache,
+            store,
+            progress,
+            locked=True,
+            only_target=served.target,
+        )
     return served.verified_manifests()
 
 

@@ -17,7 +17,7 @@ from nxbucket.compile.store import Content, Progress, Store, StoredObject
 from nxbucket.toolkit.errors import StoreError
 
 PROGRAM = a_program()
-Fault = Literal["before", "after", "torn"]
+Fault = Literal["before", "after", "torn", "twice"]
 
 
 class Crash(BaseException):
@@ -103,6 +103,7 @@ class StoppingStore:
 
     `before`: it is not done. `after`: it is done, and the answer is lost. `torn`: what it moves
     arrives in half (a store writes objects whole or not at all, so an upload in half is none).
+    `twice`: it is done two times, and the second answer is the one that arrives.
     """
 
     def __init__(
@@ -157,6 +158,9 @@ class StoppingStore:
         number, self.taken = self.taken, self.taken + 1
         self.between(number)
         if number == self.step or (self.stays and number > self.step):
+            if self.fault == "twice":
+                act()
+                return act()
             if self.fault == "after" and number == self.step:
                 act()
             if self.fault == "torn" and number == self.step:

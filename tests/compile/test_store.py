@@ -178,7 +178,7 @@ def test_a_folder_without_permission_is_not_taken_for_an_empty_one(tmp_path: Pat
 # S3 on a bad day
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "reset", "slow"])
+@pytest.mark.parametrize("fault", ["500", "503", "reset", "slow", "twice"])
 def test_what_passes_is_tried_again(s3: Store, proxy: Proxy, tmp_path: Path, fault: str) -> None:
     path, digest, name = blob(tmp_path)
     proxy.fault = lambda request: fault if request.number % 2 == 0 else None
