@@ -59,12 +59,12 @@ def engine_args(
     EnvironmentProblem.
     """
     spec, served = resolve(Path(path), emulate=emulate, command=command)
-    preflight(spec, served, remote, command)
+    preflight(spec, served, command, remote=remote)
     return locked_args(spec, served)
 
 
 def preflight(
-    spec: DeploySpec, served: Served, remote: str | None = None, command: str = "serve"
+    spec: DeploySpec, served: Served, command: str = "serve", *, remote: str | None = None
 ) -> None:
     """Find whatever is wrong with artifacts, checkpoint, environment and host before vLLM is
     imported, which takes seconds; fetch artifacts and a hub id's weights, and set the environment.

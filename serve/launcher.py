@@ -28,7 +28,7 @@ def serve(
     """
     spec, served = resolve(path, emulate=emulate)
     refuse_overrides(vllm_args)
-    preflight(spec, served, remote)
+    preflight(spec, served, remote=remote)
     keys = [program.key for program in served.locked.programs]
     with (
         lease(served.cache.root, keys),

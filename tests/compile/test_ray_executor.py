@@ -27,6 +27,9 @@ from nxbucket.compile.remote import Pulled, pull
 from nxbucket.compile.store import DirectoryStore
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
+# Ray starts its processes by fork, and jax, of other tests, may have threads in this one.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
 TESTS = Path(__file__).parents[1]
 PREFILL, DECODE = (32, 64, 128), (1, 2)
 NAMES = ["prefill_s32", "prefill_s64", "prefill_s128", "decode_b1", "decode_b2"]
