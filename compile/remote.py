@@ -97,7 +97,7 @@ def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pu
 
     Raises CacheError if the local artifact is not whole, StoreError if the store says no.
     """
-    local = cache.lookup(key)
+    local = cache.lookup(key, hashed=False)
     if not isinstance(local, Hit):
         reason = local.reason if isinstance(local, Corrupt) else f"no entry {key}"
         raise CacheError(f"not pushed: {reason}", hint="nxbucket compile")
@@ -117,7 +117,10 @@ class Pusher:
         """Digests of blobs that were not there before we wrote them."""
 
     def push(self, manifest: Manifest) -> Pushed:
-        """The artifact of a manifest whose blobs were just verified. Raises StoreError."""
+        """The artifact of a manifest that `lookup` gave; a blob is hashed as it is sent.
+
+        Raises StoreError, and CacheError for a blob that is not what its name says.
+        """
         store, key = self._store, manifest.key
         name, payload = entry_name(key), manifest.to_json()
         # Where none of its blobs was, nor is its entry, most likely: not asked for.

@@ -31,8 +31,17 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from nxbucket.compile.store import CHUNK_BYTES, MAX_PUT_BYTES, Content, Progress, StoredObject, copy
-from nxbucket.toolkit.errors import StoreError
+from nxbucket.compile.canonical import file_sha256, sha256_hex
+from nxbucket.compile.store import (
+    CHUNK_BYTES,
+    MAX_PUT_BYTES,
+    Content,
+    Progress,
+    StoredObject,
+    copy,
+    other_bytes,
+)
+from nxbucket.toolkit.errors import CacheError, StoreError
 
 if TYPE_CHECKING:
     from botocore.session import Session
@@ -63,8 +72,6 @@ RETRIES: "RetryConfig" = {
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
 STATUS = re.compile(r"status code: (\d{3})")
-NOT_FOUND = "Object at location"
-"""How obstore's FileNotFoundError begins, which the local disk's does not."""
 ELSEWHERE = "redirect without LOCATION"
 """What obstore says where S3 answers that the bucket is in another region."""
 CREDENTIAL_FAULTS = {
@@ -111,10 +118,10 @@ class S3Store:
         def act(bucket: obstore.store.S3Store) -> str:
             # A body that breaks off is asked for again from there, by obstore.
             chunks = bucket.get(self._prefix + name).stream(CHUNK_BYTES)
-            with into.open("wb") as target:
-                return copy(chunks, target.write, limit_bytes, progress)
+            return copy(chunks, target.write, limit_bytes, progress)
 
-        return self._ask(name, "s3:GetObject", act)
+        with _disk_said(), into.open("wb") as target:
+            return self._ask(name, "s3:GetObject", act)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
         """S3 was told the sha256 when the object was written, and refused any other bytes."""
@@ -124,13 +131,19 @@ class S3Store:
         return max(0.0, time.time() - found["last_modified"].timestamp())
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
-        size = path.stat().st_size
-        in_parts = size > 2 * PART_BYTES
+        with _disk_said():
+            size = path.stat().st_size
+            in_parts = size > 2 * PART_BYTES
+            # What is hashed is what is sent, but for a large file.
+            payload = path if in_parts else path.read_bytes()
+            found = file_sha256(path) if isinstance(payload, Path) else sha256_hex(payload)
+        if found != sha256:
+            raise other_bytes(path)
 
         def act(bucket: obstore.store.S3Store) -> None:
             bucket.put(
                 self._prefix + name,
-                path,
+                payload,
                 use_multipart=in_parts,
                 chunk_size=PART_BYTES,
                 max_concurrency=PARTS_AT_ONCE,
@@ -201,11 +214,7 @@ class S3Store:
             raise _OtherVersion from err
         except BaseError as err:
             raise self._refused(at, permission, err) from err
-        except OSError as err:
-            if NOT_FOUND not in str(err):
-                raise StoreError(
-                    f"{at}: {err.strerror or err}: {err.filename}", hint="check the local disk"
-                ) from err
+        except FileNotFoundError as err:
             if absent_is_answer and "NoSuchBucket" not in str(err):
                 return None
             raise StoreError(
@@ -347,6 +356,17 @@ def _trusted(session: "Session") -> "ClientConfig":
     """The certificates of a company's own endpoint: AWS_CA_BUNDLE, or ca_bundle of the profile."""
     bundle = session.get_config_variable("ca_bundle")
     return {"root_certificate": Path(bundle).read_bytes()} if bundle else {}
+
+
+@contextlib.contextmanager
+def _disk_said() -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise CacheError(
+            f"{err.filename or 'the artifact cache'}: {err.strerror or err}",
+            hint="check the local disk, and what else works on it",
+        ) from err
 
 
 @contextlib.contextmanager

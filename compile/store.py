@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 import filelock
 
 from nxbucket.compile.canonical import file_sha256
-from nxbucket.toolkit.errors import StoreError
+from nxbucket.toolkit.errors import CacheError, StoreError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -71,7 +71,10 @@ class Store(Protocol):
         where the store knows it)."""
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
-        """Put a file under a name made of its own sha256: twice the same does no harm."""
+        """Put a file under a name made of its own sha256: twice the same does no harm.
+
+        Raises CacheError, and puts nothing, if its bytes are others.
+        """
 
     def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:
         """Write a small object where there is none, or over the version `replacing`; else False.
@@ -148,7 +151,8 @@ class DirectoryStore:
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
         with self._said(name), self._staged(name) as staged:
             with path.open("rb") as source, staged.open("wb") as target:
-                copy(_chunks(source), target.write, None, progress)
+                if copy(_chunks(source), target.write, None, progress) != sha256:
+                    raise other_bytes(path)
                 target.flush()
                 os.fsync(target.fileno())
             staged.replace(self._path(name))
@@ -243,6 +247,13 @@ def copy(
             if left == 0:
                 break
     return digest.hexdigest()
+
+
+def other_bytes(path: Path) -> CacheError:
+    return CacheError(
+        f"{path}: sha256 differs from its name; not pushed",
+        hint="nxbucket compile builds it again",
+    )
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

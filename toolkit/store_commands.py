@@ -1,7 +1,6 @@
 """`push`, `pull`, `lock`, `diff`, `pack` and `unpack`: artifacts between hosts."""
 
 import concurrent.futures
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from nxbucket.toolkit.spec import DeploySpec
 
 app = typer.Typer(rich_markup_mode=None)
-
-TRANSFERS = 16
-"""Artifacts on their way at the same time."""
 
 
 def remote_of(spec: "DeploySpec", given: str | None) -> "Store | None":
@@ -88,6 +84,8 @@ def _programs(lock: "Lock") -> "list[tuple[str, LockedProgram]]":
 
 def _in_parallel(act: "Callable[[Manifest], Pushed]", on: "Iterable[Manifest]") -> "list[Pushed]":
     """The first error stops those not yet begun."""
+    from nxbucket.compile.fetch import TRANSFERS
+
     pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
     try:
         return [future.result() for future in [pool.submit(act, each) for each in on]]
@@ -113,7 +111,8 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
         spec, lock, lock_file = _locked(model_yaml)
         cache, store = _cache_of(spec), _needed_remote(spec, remote)
         programs = _programs(lock)
-        manifests = _whole(cache, lock, lock_file)
+        # Each blob is hashed when it is read to be sent.
+        manifests = _whole(cache, lock, lock_file, hashed=False)
         # The graph's entry too, where this cache has it: it is what an upgrade finds again.
         graphs = {p.graph_key: cache.entry(p.graph_key) for _, p in programs}
         for p_key, entry in graphs.items():
@@ -146,16 +145,16 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
         output.print_note(f"{store.location} has what {lock_file} names")
 
 
-def _whole(cache: "ArtifactCache", lock: "Lock", lock_file: Path) -> "dict[str, Manifest]":
-    """Every program's manifest by key, each blob verified. Raises LockError naming what is not."""
+def _whole(
+    cache: "ArtifactCache", lock: "Lock", lock_file: Path, *, hashed: bool
+) -> "dict[str, Manifest]":
+    """Every program's manifest by key. Raises LockError naming what is missing or damaged."""
     from nxbucket.compile.cache import Hit
     from nxbucket.compile.lockfile import fault_of, model_file_of
 
     manifests, faults = {}, []
-    programs = _programs(lock)
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        lookups = list(pool.map(cache.lookup, (p.key for _, p in programs)))
-    for (name, p), found in zip(programs, lookups, strict=True):
+    for name, p in _programs(lock):
+        found = cache.lookup(p.key, hashed=hashed)
         fault = fault_of(lock, name, p, found)
         if fault is None and isinstance(found, Hit):
             manifests[p.key] = found.manifest
@@ -272,7 +271,7 @@ def pack(
 
         spec, lock, lock_file = _locked(model_yaml)
         cache = _cache_of(spec)
-        _whole(cache, lock, lock_file)
+        _whole(cache, lock, lock_file, hashed=True)
         programs = _programs(lock)
         graphs = {p.graph_key for _, p in programs if cache.has_entry(p.graph_key)}
         keys = {p.key for _, p in programs} | graphs

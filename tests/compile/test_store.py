@@ -15,7 +15,7 @@ from s3_stand_in import BUCKET, CREDENTIALS, REGION, Proxy, proxy_before, s3_ser
 
 from nxbucket.compile.s3 import S3Store
 from nxbucket.compile.store import DirectoryStore, ReadOnlyStore, Store, open_store
-from nxbucket.toolkit.errors import StoreError
+from nxbucket.toolkit.errors import CacheError, StoreError
 
 PAYLOAD = b"an entry"
 NAME = "entries/ab/abcd.json"
@@ -108,6 +108,19 @@ def test_a_blob_comes_back_byte_for_byte(store: Store, tmp_path: Path) -> None:
     assert store.fetch(name, tmp_path / "into", 3_000_001, down.append)
     assert (tmp_path / "into").read_bytes() == path.read_bytes()
     assert sum(up) == sum(down) == 3_000_001
+
+
+@pytest.mark.parametrize("size_bytes", [100, 17 << 20])
+def test_a_file_that_is_not_what_its_name_says_is_not_put(
+    store: Store, tmp_path: Path, size_bytes: int
+) -> None:
+    path, digest, name = blob(tmp_path, os.urandom(size_bytes))
+    flipped = bytearray(path.read_bytes())
+    flipped[50] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(CacheError, match=f"{path}: sha256 differs"):
+        store.upload(name, path, digest, nobody)
+    assert list(store.list("blobs/")) == []
 
 
 def test_more_than_the_limit_is_not_taken(store: Store, tmp_path: Path) -> None:
