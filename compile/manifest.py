@@ -63,7 +63,7 @@ class Manifest:
             "signature": self.signature.as_json(),
             "blobs": [asdict(b) for b in self.blobs],
         }
-        return json.dumps(raw, indent=1, sort_keys=True).encode() + b"\n"
+        return json.dumps(raw, sort_keys=True).encode() + b"\n"
 
     @classmethod
     def from_json(cls, payload: bytes) -> "Manifest":

@@ -12,7 +12,7 @@ from nxbucket.compile.executor import NotBegun, Runner, Signals, Work
 from nxbucket.compile.jobs import choose_jobs
 from nxbucket.compile.local_runner import LocalRunner
 from nxbucket.compile.outcome import Outcome, PlannedProgram
-from nxbucket.compile.remote import Damaged, Pulled, pull, push
+from nxbucket.compile.remote import Damaged, Pulled, Pusher, pull
 from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.subprocess_job import JobFailure, Stopped
 
@@ -168,10 +168,7 @@ class Pool:
         store, manifest = self._options.remote, outcome.manifest
         if store is None or not self._options.push or manifest is None:
             return outcome
-        graph_entry = self._cache.lookup(manifest.graph_key)
-        if isinstance(graph_entry, Hit) and graph_entry.manifest.blobs == manifest.blobs:
-            push(store, self._cache, manifest.graph_key, _nobody)
-        pushed = push(store, self._cache, outcome.planned.key, _nobody)
+        (pushed,) = Pusher(store, self._cache, _nobody).push_of_one_graph([manifest])
         if pushed.status != "adopted":
             return outcome
         theirs = pull(store, self._cache, outcome.planned.key, _nobody)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Corrupt, Hit
+from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
 from nxbucket.compile.key import has_its_graph
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, Manifest
@@ -92,18 +92,6 @@ def pull(
     return Pulled(manifest)
 
 
-def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pushed:
-    """Bring the artifact of `key` to the store. The first writer wins.
-
-    Raises CacheError if the local artifact is not whole, StoreError if the store says no.
-    """
-    local = cache.lookup(key, hashed=False)
-    if not isinstance(local, Hit):
-        reason = local.reason if isinstance(local, Corrupt) else f"no entry {key}"
-        raise CacheError(f"not pushed: {reason}", hint="nxbucket compile")
-    return Pusher(store, cache, progress).push(local.manifest)
-
-
 class Pusher:
     """Many pushes to one store: a blob that several entries name goes up once."""
 
@@ -142,6 +130,14 @@ class Pusher:
             if ours:
                 # A gc that saw it while it was old may still take it: look again after that.
                 wait_for_sweep(store)
+
+    def push_of_one_graph(self, manifests: Sequence[Manifest]) -> list[Pushed]:
+        """Several of one graph key; then the graph's own entry: what an upgrade finds again."""
+        pushed = [self.push(manifest) for manifest in manifests]
+        graph = self._cache.entry(manifests[0].graph_key)
+        if isinstance(graph, Manifest) and graph.blobs in {m.blobs for m in manifests}:
+            self.push(graph)
+        return pushed
 
     def _push_if_new(self, blobs: Sequence[Blob]) -> bool:
         """Whether each blob is of our writing; written now, if not one of them was there."""

@@ -124,7 +124,7 @@ class S3Store:
             return self._ask(name, "s3:GetObject", act)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
-        """S3 was told the sha256 when the object was written, and refused any other bytes."""
+        """S3 checked what was written against its checksum, and upload against this sha256."""
         found = self._ask(name, "s3:GetObject", lambda b: b.head(self._prefix + name))
         if found is None or found["size"] != size_bytes:
             return None
@@ -313,7 +313,9 @@ def _config(session: "Session", bucket: str) -> "S3Config":
         "region": os.environ.get("AWS_REGION")
         or session.get_config_variable("region")
         or "us-east-1",
-        "checksum_algorithm": "SHA256",
+        # Of the whole object, and in the signature: it stands for the bytes, as with the AWS CLI.
+        "checksum_algorithm": "CRC64NVME",
+        "unsigned_payload": True,
         "disable_bulk_delete": True,  # a request of its own for each, below the prefix
         "skip_signature": os.environ.get("AWS_NO_SIGN_REQUEST", "").lower() in ("1", "true", "yes"),
     }

@@ -9,12 +9,13 @@ from typing import Any, Literal, cast
 import pytest
 from null_compiler import NULL_TOOLCHAIN, a_program
 
-from nxbucket.compile.cache import ArtifactCache, Hit
+from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit
 from nxbucket.compile.canonical import digest_of, sha256_hex
 from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Blob, Manifest
+from nxbucket.compile.remote import Pushed, Pusher
 from nxbucket.compile.store import Content, Progress, Store, StoredObject
-from nxbucket.toolkit.errors import StoreError
+from nxbucket.toolkit.errors import CacheError, StoreError
 
 PROGRAM = a_program()
 Fault = Literal["before", "after", "torn", "twice"]
@@ -176,3 +177,15 @@ def lost() -> StoreError:
 def copy_of(root: Path, to: Path) -> Path:
     shutil.copytree(root, to)
     return to
+
+
+def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pushed:
+    """Bring the artifact of `key` to the store. The first writer wins.
+
+    Raises CacheError if the local artifact is not whole, StoreError if the store says no.
+    """
+    local = cache.lookup(key, hashed=False)
+    if not isinstance(local, Hit):
+        reason = local.reason if isinstance(local, Corrupt) else f"no entry {key}"
+        raise CacheError(f"not pushed: {reason}", hint="nxbucket compile")
+    return Pusher(store, cache, progress).push(local.manifest)

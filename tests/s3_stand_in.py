@@ -51,6 +51,8 @@ class Request:
     path: str
     credential: str
     """KEY/DATE/REGION/s3/aws4_request, of the signature; empty where there is none."""
+    headers: dict[str, str]
+    """Names in small letters."""
 
 
 @contextlib.contextmanager
@@ -94,7 +96,9 @@ def proxy_before(upstream: str) -> Iterator[Proxy]:
             with lock:
                 signature = self.headers.get("Authorization", "").partition("Credential=")[2]
                 credential = signature.partition(",")[0]
-                request = Request(len(proxy.seen), self.command, self.path, credential)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                number = len(proxy.seen)
+                request = Request(number, self.command, self.path, credential, headers)
                 proxy.seen.append(request)
             fault = proxy.fault(request)
             if fault == "reset":

@@ -3,7 +3,7 @@
 import concurrent.futures
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from nxbucket.compile.cache import ArtifactCache
     from nxbucket.compile.lockfile import Lock, LockedProgram
     from nxbucket.compile.manifest import Manifest
-    from nxbucket.compile.remote import Pushed
     from nxbucket.compile.store import Store
     from nxbucket.toolkit.spec import DeploySpec
 
+A = TypeVar("A")
+B = TypeVar("B")
 app = typer.Typer(rich_markup_mode=None)
 
 
@@ -82,7 +83,7 @@ def _programs(lock: "Lock") -> "list[tuple[str, LockedProgram]]":
     return [(name, p) for name, target in lock.targets.items() for p in target.programs]
 
 
-def _in_parallel(act: "Callable[[Manifest], Pushed]", on: "Iterable[Manifest]") -> "list[Pushed]":
+def _in_parallel(act: "Callable[[A], B]", on: "Iterable[A]") -> "list[B]":
     """The first error stops those not yet begun."""
     from nxbucket.compile.fetch import TRANSFERS
 
@@ -105,7 +106,6 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
     """
     with output.errors_as_json(as_json):
         from nxbucket.compile.leases import lease
-        from nxbucket.compile.manifest import Manifest
         from nxbucket.compile.remote import Pusher
 
         spec, lock, lock_file = _locked(model_yaml)
@@ -113,19 +113,18 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
         programs = _programs(lock)
         # Each blob is hashed when it is read to be sent.
         manifests = _whole(cache, lock, lock_file, hashed=False)
-        # The graph's entry too, where this cache has it: it is what an upgrade finds again.
-        graphs = {p.graph_key: cache.entry(p.graph_key) for _, p in programs}
-        for p_key, entry in graphs.items():
-            locked_blobs = {p.blobs for _, p in programs if p.graph_key == p_key}
-            if isinstance(entry, Manifest) and entry.blobs in locked_blobs:
-                manifests[p_key] = entry
-        keys = list(manifests)
+        by_graph: dict[str, list[Manifest]] = {}
+        for manifest in manifests.values():
+            by_graph.setdefault(manifest.graph_key, []).append(manifest)
         total = sum(b.size_bytes for b in {b for _, p in programs for b in p.blobs})
-        with lease(cache.root, keys), byte_progress("pushing", total) as progress:
+        with (
+            lease(cache.root, [*manifests, *by_graph]),
+            byte_progress("pushing", total) as progress,
+        ):
             pusher = Pusher(store, cache, progress)
-            results = _in_parallel(pusher.push, manifests.values())
-        by_key = dict(zip(keys, results, strict=True))
-        rows = [(name, p.name, by_key[p.key].status) for name, p in programs]
+            pushed = _in_parallel(pusher.push_of_one_graph, by_graph.values())
+        by_key = {result.manifest.key: result.status for results in pushed for result in results}
+        rows = [(name, p.name, by_key[p.key]) for name, p in programs]
         adopted = [program for _, program, status in rows if status == "adopted"]
         if as_json:
             programs_json = [dict(zip(("target", "name", "status"), r, strict=True)) for r in rows]

@@ -8,14 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from artifacts import Crash, crash_at, faults, new_cache, put_artifact
+from artifacts import Crash, crash_at, faults, new_cache, push, put_artifact
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nxbucket.compile.cache import ArtifactCache, Hit, Miss
 from nxbucket.compile.gc import Collected, Limits, collect_cache, collect_store
 from nxbucket.compile.leases import lease, leased_keys
-from nxbucket.compile.remote import push
 from nxbucket.compile.store import DirectoryStore
 
 ALL = Limits(grace_s=0)

@@ -20,6 +20,7 @@ from artifacts import (
     lost,
     manifest_of,
     new_cache,
+    push,
     put_artifact,
 )
 
@@ -34,7 +35,6 @@ from nxbucket.compile.remote import (
     blob_name,
     entry_name,
     pull,
-    push,
 )
 from nxbucket.compile.store import DirectoryStore
 from nxbucket.toolkit.errors import CacheError, StoreError

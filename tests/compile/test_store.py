@@ -1,5 +1,6 @@
 """Both stores keep one contract; S3 also behind a proxy that answers 500, breaks off and drips."""
 
+import base64
 import concurrent.futures
 import hashlib
 import os
@@ -317,6 +318,27 @@ def test_credentials_that_have_expired_are_said_to_have(s3: Store, proxy: Proxy)
     with pytest.raises(StoreError, match="they have expired") as caught:
         s3.read(NAME, 100)
     assert "aws sso login" in str(caught.value.hint)
+
+
+def crc64_nvme(content: bytes) -> str:
+    """As S3 writes it. Reflected polynomial 0x9A6C9329AC4BC9B5, from the NVMe specification."""
+    crc = (1 << 64) - 1
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x9A6C9329AC4BC9B5 if crc & 1 else 0)
+    return base64.b64encode((crc ^ (1 << 64) - 1).to_bytes(8, "big")).decode()
+
+
+def test_what_is_written_carries_a_signed_checksum(s3: Store, proxy: Proxy, tmp_path: Path) -> None:
+    assert crc64_nvme(b"123456789") == base64.b64encode(0xAE8B14860A799888.to_bytes(8)).decode()
+    path, digest, name = blob(tmp_path, b"a small program")
+    s3.upload(name, path, digest, nobody)
+    s3.put(NAME, PAYLOAD, replacing=None)
+    for request, content in zip(proxy.seen, (b"a small program", PAYLOAD), strict=True):
+        assert request.headers["x-amz-checksum-crc64nvme"] == crc64_nvme(content)
+        signed = request.headers["authorization"].partition("SignedHeaders=")[2]
+        assert "x-amz-checksum-crc64nvme" in signed.partition(",")[0].split(";")
 
 
 @pytest.mark.parametrize("fault", [None, "reset", "503"])
