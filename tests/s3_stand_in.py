@@ -96,9 +96,13 @@ def proxy_before(upstream: str) -> Iterator[Proxy]:
             with lock:
                 signature = self.headers.get("Authorization", "").partition("Credential=")[2]
                 credential = signature.partition(",")[0]
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                number = len(proxy.seen)
-                request = Request(number, self.command, self.path, credential, headers)
+                request = Request(
+                    len(proxy.seen),
+                    self.command,
+                    self.path,
+                    credential,
+                    {name.lower(): value for name, value in self.headers.items()},
+                )
                 proxy.seen.append(request)
             fault = proxy.fault(request)
             if fault == "reset":
