@@ -10,6 +10,7 @@ never lists: every name follows from a key or a digest.
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import stat
 import time
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 import filelock
 
 from nxbucket.compile.canonical import file_sha256
-from nxbucket.toolkit.errors import CacheError, StoreError
+from nxbucket.toolkit.errors import CacheError, EnvironmentProblem, StoreError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20
 MAX_PUT_BYTES = 64 << 20
 """Of what `put` writes, whole: an entry."""
+S3_PACKAGES = ("obstore", "botocore", "tenacity")
 Progress = Callable[[int], None]
 """Told how many more bytes have gone through."""
 
@@ -91,8 +93,17 @@ class Store(Protocol):
 
 
 def open_store(location: str) -> Store:
-    """`s3://bucket/prefix`, or a folder. Raises StoreError for a location that is neither."""
+    """`s3://bucket/prefix`, or a folder.
+
+    Raises StoreError for a location that is neither, EnvironmentProblem without the client for S3.
+    """
     if location.startswith("s3://"):
+        missing = [name for name in S3_PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            raise EnvironmentProblem(
+                f"{location} needs {' and '.join(missing)}, not installed here",
+                hint="pip install 'nxbucket[s3]'",
+            )
         from nxbucket.compile.s3 import S3Store
 
         return S3Store(location)

@@ -115,10 +115,14 @@ def _split_at_double_dash(arguments: list[str]) -> tuple[list[str], list[str]]:
     ours, passed_on = arguments[:at], arguments[at + 1 :]
     foreign = next((i for i, word in enumerate(ours) if _is_vllms(word)), None)
     if foreign is not None:
-        emulate = ["--emulate"] if "--emulate" in ours else []
-        before = [word for word in ours[:foreign] if word not in emulate]
-        behind = [word for word in ours[foreign:] if word not in emulate]
-        meant = shlex.join(["nxbucket", *before, *emulate, "--", *behind, *passed_on])
+        behind = ours[foreign:]
+        before = ours[:foreign]
+        for i, word in reversed(list(enumerate(behind))):
+            if word.partition("=")[0] in SERVE_OPTIONS:
+                takes_one = word in SERVE_OPTIONS_WITH_A_VALUE
+                before += behind[i : i + 1 + takes_one]
+                del behind[i : i + 1 + takes_one]
+        meant = shlex.join(["nxbucket", *before, "--", *behind, *passed_on])
         raise UsageError(
             f"nxbucket serve has no option {ours[foreign]}",
             hint=f"arguments of vllm serve go behind --: {meant}",
@@ -126,10 +130,14 @@ def _split_at_double_dash(arguments: list[str]) -> tuple[list[str], list[str]]:
     return ours, passed_on
 
 
+SERVE_OPTIONS_WITH_A_VALUE = ("--remote",)
+SERVE_OPTIONS = ("--emulate", "--help", "--locked", *SERVE_OPTIONS_WITH_A_VALUE)
+
+
 def _is_vllms(word: str) -> bool:
     """A slip in an option of ours is left to click, which names the right one."""
-    options = ("--emulate", "--help")
-    return word.startswith("-") and not difflib.get_close_matches(word, options, cutoff=0.8)
+    option = word.partition("=")[0]
+    return word.startswith("-") and not difflib.get_close_matches(option, SERVE_OPTIONS, cutoff=0.8)
 
 
 def main() -> None:

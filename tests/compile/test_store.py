@@ -3,6 +3,7 @@
 import base64
 import concurrent.futures
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from s3_stand_in import BUCKET, CREDENTIALS, REGION, Proxy, proxy_before, s3_ser
 
 from nxbucket.compile.s3 import S3Store
 from nxbucket.compile.store import DirectoryStore, ReadOnlyStore, Store, open_store
-from nxbucket.toolkit.errors import CacheError, StoreError
+from nxbucket.toolkit.errors import CacheError, EnvironmentProblem, StoreError
 
 PAYLOAD = b"an entry"
 NAME = "entries/ab/abcd.json"
@@ -165,6 +166,17 @@ def test_an_address_that_is_none_is_refused(location: str) -> None:
     with pytest.raises(StoreError) as caught:
         open_store(location)
     assert "s3://bucket/prefix" in str(caught.value.hint)
+
+
+def test_without_a_client_for_s3_the_mend_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    hidden = {"obstore", "botocore"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in hidden else find(name)
+    )
+    with pytest.raises(EnvironmentProblem, match="obstore and botocore") as caught:
+        open_store("s3://bucket/x")
+    assert "nxbucket[s3]" in str(caught.value.hint)
 
 
 # A folder

@@ -55,6 +55,8 @@ def test_validate_prints_each_value_and_where_it_comes_from(
         ("--port 8000", "-- --port 8000"),
         ("model.yaml --port=80 --emulate", "model.yaml --emulate -- --port=80"),
         ("model.yaml --port 80 -- --api-key a", "model.yaml -- --port 80 --api-key a"),
+        ("m.yaml --port 80 --remote /x --locked", "m.yaml --locked --remote /x -- --port 80"),
+        ("m.yaml --remote=s3://a/b --port 80", "m.yaml --remote=s3://a/b -- --port 80"),
     ],
 )
 def test_arguments_of_vllm_in_front_of_the_dashes_are_put_behind_them(
@@ -68,6 +70,17 @@ def test_arguments_of_vllm_in_front_of_the_dashes_are_put_behind_them(
     err = capsys.readouterr().err
     assert "error: nxbucket serve has no option --port" in err
     assert f"hint: arguments of vllm serve go behind --: nxbucket serve {meant}\n" in err
+
+
+def test_serve_takes_all_of_its_own_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--emulate", "--locked", "--remote", "s3://bucket/prefix")
+    assert run(monkeypatch, "serve", "absent.yaml", *options) == 2
+    assert "no such file" in capsys.readouterr().err
+    serve = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    ours = {name for p in serve.params for name in p.opts if name.startswith("--")}
+    assert {*cli.SERVE_OPTIONS} == ours | {"--help"}
 
 
 def test_a_slip_in_an_option_of_serve_is_named_by_what_it_is_near(
