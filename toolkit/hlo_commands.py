@@ -7,7 +7,7 @@ import typer
 
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
-from nxbucket.toolkit.errors import EnvironmentProblem, UsageError
+from nxbucket.toolkit.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -48,7 +48,7 @@ def verify_hlo(
 
 
 def _verify(file: Path, names: list[str], seed: int, layers: int | None, as_json: bool) -> None:
-    from nxbucket.compile.hlo.compiler import lowering_versions
+    from nxbucket.compile.hlo.compiler import importing, lowering_versions
     from nxbucket.compile.hlo.scope import first_layers
     from nxbucket.compile.plan import plan_programs
     from nxbucket.toolkit.hlo_report import check_memory
@@ -76,13 +76,8 @@ def _verify(file: Path, names: list[str], seed: int, layers: int | None, as_json
     for note in spec.notes:
         output.print_note(note)
 
-    try:
+    with importing():
         from nxbucket.compile.hlo.verify import Weights, verify_program
-    except ImportError as err:
-        raise EnvironmentProblem(
-            f"torch and jax are installed, and do not import: {err}",
-            hint="pip install --force-reinstall 'nxbucket[hlo]'",
-        ) from err
     from nxbucket.toolkit.hlo_report import Counter, print_results, results_as_json
 
     weights = Weights(programs[0], seed)

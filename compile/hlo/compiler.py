@@ -3,6 +3,8 @@
 Importing this imports neither torch nor jax.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from nxbucket.compile.compiler import HLO_FILE, Lowered
@@ -40,18 +42,25 @@ def lower_to_hlo(program: BucketProgram) -> Lowered:
     """
     from nxbucket.compile.hlo.lint import lint, refuse_errors
 
-    try:
+    with importing():
         from nxbucket.compile.hlo.lowering import lower
-    except ImportError as err:
-        raise EnvironmentProblem(
-            f"torch and jax are installed, and do not import: {err}",
-            hint="pip install --force-reinstall 'nxbucket[hlo]'",
-        ) from err
     from nxbucket.compile.hlo.module import read_module
 
     module = lower(program)
     refuse_errors(program.name, lint(read_module(module), program.signature))
     return Lowered(graph=module, payload=module)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Around the first import of torch and jax: a half broken installation fails there."""
+    try:
+        yield
+    except ImportError as err:
+        raise EnvironmentProblem(
+            f"torch and jax are installed, and do not import: {err}",
+            hint="pip install --force-reinstall 'nxbucket[hlo]'",
+        ) from err
 
 
 def write_hlo(module: bytes, work_dir: Path) -> Path:
