@@ -19,7 +19,7 @@ from nxbucket.compile.programs.families import program_module
 from nxbucket.serve.binding import BoundArtifacts
 from nxbucket.serve.executable import Executable, HostMemory, Memory
 from nxbucket.serve.loaders import CpuExecutable
-from nxbucket.toolkit.architecture import Architecture
+from nxbucket.toolkit.architecture import Architecture, Rope
 
 
 @dataclass(eq=False)
@@ -33,6 +33,25 @@ class Running:
     """One row for each step, in order."""
     ends: list[int] = field(default_factory=list)
     """How many tokens were in the cache after each of these steps."""
+
+
+ARCHITECTURE = Architecture(
+    family="llama",
+    vocab_size=13,
+    hidden_size=8,
+    intermediate_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    rope=Rope("default", 10000.0),
+)
+"""Of two small layers: for what is about tensors on their way, not about numbers."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from cli_here import cli_here
 from null_compiler import NullOptions, model_file, null_spec, recorded, recorded_pids
+from waiting import wait_for
 
 from nxbucket.compile.build import build
 from nxbucket.compile.cache import ArtifactCache, Hit
@@ -183,15 +184,6 @@ def test_a_failing_program_is_shown_with_its_log_and_the_way_on(tmp_path: Path) 
     assert (failed["digest"], failed["size_bytes"]) == (None, None)
     assert "null compiler: internal error in prefill_s64" in failed["log_tail"]
     assert run(tmp_path, "compile").returncode == 0
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_ctrl_c_stops_all_compiles_and_the_next_run_goes_on(

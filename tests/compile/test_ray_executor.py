@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from cli_here import cli_here
 from null_compiler import NullOptions, model_file, null_spec, recorded, recorded_pids
 from recorder import Recorder
+from waiting import wait_for
 
 from nxbucket.compile.build import BuildReport, build
 from nxbucket.compile.cache import ArtifactCache, Hit
@@ -121,15 +121,6 @@ def bench(tmp_path: Path) -> Bench:
 
 def statuses(report: BuildReport) -> dict[str, str]:
     return {o.name: o.status for o in report.outcomes}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.ray

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_server import Shapes, eager
+from eager_server import ARCHITECTURE, Shapes, eager
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,25 +24,9 @@ from nxbucket.serve.binding import BoundArtifacts, load_artifacts
 from nxbucket.serve.executable import HostMemory
 from nxbucket.serve.loaders import CpuExecutable, CpuLoader
 from nxbucket.serve.served import Served
-from nxbucket.toolkit.architecture import Architecture, Rope
+from nxbucket.toolkit.architecture import Rope
 from nxbucket.toolkit.errors import BindError
 
-ARCHITECTURE = Architecture(
-    family="llama",
-    vocab_size=13,
-    hidden_size=8,
-    intermediate_size=12,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    rope=Rope("default", 10000.0),
-)
 SHAPES = Shapes(prefill=(4, 8), decode=(1, 2), block_size=4, max_blocks=5, num_kv_blocks=11)
 PROGRAMS = SHAPES.programs(ARCHITECTURE, "float32")
 TARGET = "cpu-x86-64-v3"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_server import EagerServer, Shapes, eager
+from eager_server import ARCHITECTURE, EagerServer, Shapes, eager
 from example_model import example_in
 from neuron_stand_in import NEFF, Device
 from servers import ROOT, run_nxbucket
@@ -36,27 +36,10 @@ from nxbucket.serve.engine_args import preflight
 from nxbucket.serve.neuron_device import NeuronLoader
 from nxbucket.serve.served import Served, resolve
 from nxbucket.serve.xla_programs import XlaMemory, load_module
-from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import EnvironmentProblem, LockError, NxbucketError, UsageError
 from nxbucket.toolkit.progress import PlainReporter
 from nxbucket.toolkit.spec import load_spec
 
-ARCHITECTURE = Architecture(
-    family="llama",
-    vocab_size=13,
-    hidden_size=8,
-    intermediate_size=12,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    rope=Rope("default", 10000.0),
-)
 SHAPES = Shapes(prefill=(4, 8), decode=(2,), block_size=4, max_blocks=5, num_kv_blocks=11)
 PROGRAMS = SHAPES.programs(ARCHITECTURE, "float32")
 

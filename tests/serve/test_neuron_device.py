@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_server import EagerServer, Shapes, eager
+from eager_server import ARCHITECTURE, EagerServer, Shapes, eager
 from neuron_stand_in import NEFF, Device, MetaNeff
 from torch import Tensor
 
@@ -23,26 +23,9 @@ from nxbucket.serve import neuron_device, neuron_host, nrt_errors
 from nxbucket.serve.metaneff import metaneff
 from nxbucket.serve.neuron_device import DeviceMemory, NeuronLoader
 from nxbucket.serve.torch_neuron import ROUTES, TorchNeuron
-from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import EnvironmentProblem, NxbucketError
 from nxbucket.toolkit.spec_reader import LNC_OF
 
-ARCHITECTURE = Architecture(
-    family="llama",
-    vocab_size=13,
-    hidden_size=8,
-    intermediate_size=12,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    rope=Rope("default", 10000.0),
-)
 SHAPES = Shapes(prefill=(4, 8), decode=(2,), block_size=4, max_blocks=5, num_kv_blocks=11)
 PROGRAMS = SHAPES.programs(ARCHITECTURE, "float32")
 ROUTE_NAMES = ("Executor", "SPMDModel")

@@ -1,6 +1,5 @@
 """Every family, prefill and decode, on XLA:CPU against eager torch. `-rP` prints differences."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from nxbucket.compile.hlo.verify import (
 from nxbucket.compile.program import SCRATCH_SLOT, BucketProgram, Phase
 from nxbucket.toolkit.architecture import Architecture, Rope
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPES: dict[str, Any] = {"block_size": 8, "max_blocks": 8, "num_kv_blocks": 21}
 SEGMENT = {"kv_segment_size": 16}
 FORMS = {
@@ -38,14 +39,6 @@ FORMS = {
     "qwen3, bfloat16": (FAMILIES["qwen3"], "bfloat16"),
     "one query head per KV head": (replace(ARCHITECTURE, num_key_value_heads=4), "float32"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterable[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("segment", [None, 16], ids=["whole", "segments"])

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from neuron_bench import FIRST, SECOND, NeuronBench
 from neuronx_cc_stand_in import make_neff, program_name
+from waiting import wait_for
 
 from nxbucket.compile.cache import ArtifactCache, Hit, Miss
 from nxbucket.compile.manifest import Manifest
@@ -267,15 +267,6 @@ def is_alive(pid: int) -> bool:
         return False
     # A zombie is dead: whoever adopted it has not looked yet.
     return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def all_dead(bench: NeuronBench) -> bool:

@@ -6,7 +6,7 @@ Hugging Face runs the whole sequence at once: no cache, no chunks, no padding, a
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from nxbucket.serve.weights import load_weights
 from nxbucket.toolkit.architecture import Architecture, read_architecture
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-4
 
@@ -35,14 +37,6 @@ BIASES: dict[str, dict[str, Any]] = {  # B104
     "both": {"attention_bias": True, "mlp_bias": True},
 }
 GROUPS = {"MHA": 4, "GQA": 2, "MQA": 1}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterable[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Model:

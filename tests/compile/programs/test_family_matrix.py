@@ -4,7 +4,6 @@ float32: the largest difference of any logit, at every chunk and every decode st
 root mean square error against a float32 truth, and Hugging Face's own in that dtype.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from nxbucket.toolkit.architecture import FAMILIES, read_architecture
 from nxbucket.toolkit.errors import SpecError
 from nxbucket.toolkit.spec import load_spec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 1e-4
 HEADS: dict[str, dict[str, Any]] = {
     "untied": {},
@@ -28,14 +29,6 @@ HEADS: dict[str, dict[str, Any]] = {
     | {"head_dim": 8},
 }
 FORMS = [name for name in ALL_ROPES if "old spelling" not in name]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterable[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(folder: Path, dtype: str) -> list[Running]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +16,8 @@ from nxbucket.compile.program import SCRATCH_SLOT, BucketProgram, Phase
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.serve.executable import HostMemory
 from nxbucket.toolkit.architecture import Architecture, Rope
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ARCHITECTURE = Architecture(
     family="llama",
@@ -36,14 +37,6 @@ ARCHITECTURE = Architecture(
 )
 BLOCK_SIZE, MAX_BLOCKS, KV_BLOCKS = 4, 6, 20
 BAD = [float("nan"), float("inf"), float("-inf")]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterable[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_weights(dtype: str = "float32") -> dict[str, Tensor]:

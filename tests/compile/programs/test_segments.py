@@ -5,7 +5,6 @@ show that what is masked poisons nothing, segment by segment.
 """
 
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,12 @@ from nxbucket.compile.programs import segments
 from nxbucket.serve.weights import load_weights
 from nxbucket.toolkit.architecture import read_architecture
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 1e-4
 AGAINST_ONE_PIECE = 5e-5
 PLAIN = Shapes()
 """Blocks of 4, at most 20 of them: 80 tokens."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterable[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Model:

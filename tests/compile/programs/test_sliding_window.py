@@ -1,7 +1,6 @@
 """Layers with a window against Hugging Face: prefill, chunked prefill, cached prefix, decode."""
 
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ from hf_models import Reference, write_checkpoint
 
 from nxbucket.serve.weights import load_weights
 from nxbucket.toolkit.architecture import read_architecture
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {"family": "mistral", "sliding_window": 8},
@@ -29,14 +30,6 @@ WINDOWS: dict[str, dict[str, Any]] = {
     },
     "mistral, window of one": {"family": "mistral", "sliding_window": 1},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterable[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
