@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -36,12 +37,14 @@ from nxbucket.compile.store import (
     CHUNK_BYTES,
     MAX_PUT_BYTES,
     Content,
+    OddObject,
     Progress,
     StoredObject,
     copy,
+    disk_said,
     other_bytes,
 )
-from nxbucket.toolkit.errors import CacheError, StoreError
+from nxbucket.toolkit.errors import StoreError
 
 if TYPE_CHECKING:
     from botocore.session import Session
@@ -71,7 +74,10 @@ RETRIES: "RetryConfig" = {
 }
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
+TRIED_AGAIN_OR_ANSWERED = re.compile(r"after \d+ retries|status code")
 STATUS = re.compile(r"status code: (\d{3})")
+NOT_FOUND = "Object at location"
+"""How obstore's FileNotFoundError begins, which the local disk's does not."""
 ELSEWHERE = "redirect without LOCATION"
 """What obstore says where S3 answers that the bucket is in another region."""
 CREDENTIAL_FAULTS = {
@@ -93,10 +99,15 @@ class S3Store:
             raise StoreError(
                 f"{location}: {bucket!r} is no bucket's name", hint="s3://bucket/prefix"
             )
+        if {".", ".."} & {*prefix.split("/")}:
+            raise StoreError(
+                f"{location}: `.` and `..` mean nothing in S3", hint="s3://bucket/prefix"
+            )
         self._bucket = bucket
         self._prefix = "".join(f"{part}/" for part in prefix.split("/") if part)
         self._location = f"s3://{bucket}/{self._prefix}".rstrip("/")
         self._opened: obstore.store.S3Store | None = None
+        self._credentials: _Credentials | None = None
         self._opening = threading.Lock()
 
     @property
@@ -107,7 +118,7 @@ class S3Store:
         def act(bucket: obstore.store.S3Store) -> Content:
             found = bucket.get(self._prefix + name)
             if found.meta["size"] > limit_bytes:
-                raise StoreError(
+                raise OddObject(
                     f"{self._location}/{name}: larger than {limit_bytes} bytes, which no entry is"
                 )
             return Content(bytes(found.bytes()), str(found.meta["e_tag"]))
@@ -120,7 +131,7 @@ class S3Store:
             chunks = bucket.get(self._prefix + name).stream(CHUNK_BYTES)
             return copy(chunks, target.write, limit_bytes, progress)
 
-        with _disk_said(), into.open("wb") as target:
+        with disk_said(), into.open("wb") as target:
             return self._ask(name, "s3:GetObject", act)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
@@ -131,7 +142,7 @@ class S3Store:
         return max(0.0, time.time() - found["last_modified"].timestamp())
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
-        with _disk_said():
+        with disk_said():
             size = path.stat().st_size
             in_parts = size > 2 * PART_BYTES
             # What is hashed is what is sent, but for a large file.
@@ -199,10 +210,10 @@ class S3Store:
     ) -> T | None:
         """None if there is no such object. Raises StoreError, or _OtherVersion."""
         at = f"{self._location}/{name}"
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open(None)
         try:
-            with self._opening:
-                if self._opened is None:
-                    self._opened = self._open(None)
             try:
                 return act(self._opened)
             except BaseError as err:
@@ -215,6 +226,8 @@ class S3Store:
         except BaseError as err:
             raise self._refused(at, permission, err) from err
         except FileNotFoundError as err:
+            if not str(err).startswith(NOT_FOUND):
+                raise  # The local disk's.
             if absent_is_answer and "NoSuchBucket" not in str(err):
                 return None
             raise StoreError(
@@ -222,23 +235,22 @@ class S3Store:
             ) from err
 
     def _open(self, region: str | None) -> obstore.store.S3Store:
-        with _credentials_said(self._location):
+        with _configuration_said(self._location):
             import botocore.session
 
             session = botocore.session.get_session()
-            config = _config(session, self._bucket)
+            config = _config(session, self._bucket, self._location)
             if region is not None:
                 config["region"] = region
-            anonymous = config.get("skip_signature", False)
-            provider = None if anonymous else _credential_provider(session, self._location)
-            client = CLIENT | _trusted(session)
-        return obstore.store.S3Store(
-            self._bucket,
-            config=config,
-            client_options=client,
-            retry_config=RETRIES,
-            credential_provider=provider,
-        )
+            if not config.get("skip_signature"):
+                self._credentials = _Credentials(session, self._location)
+            return obstore.store.S3Store(
+                self._bucket,
+                config=config,
+                client_options=CLIENT | _trusted(session),
+                retry_config=RETRIES,
+                credential_provider=self._credentials,
+            )
 
     def _region(self) -> str | None:
         """Where the bucket is: S3 tells everybody, also those who may not see into it."""
@@ -260,6 +272,8 @@ class S3Store:
 
     def _refused(self, at: str, permission: str, err: BaseException) -> StoreError:
         said = str(err)
+        if self._credentials is not None and self._credentials.fault is not None:
+            return _configuration_fault(self._location, self._credentials.fault)
         code = found[1] if (found := ERROR_CODE.search(said)) else ""
         status = found[1] if (found := STATUS.search(said)) else ""
         if fault := CREDENTIAL_FAULTS.get(code):
@@ -297,15 +311,15 @@ class _OtherVersion(Exception):
 
 
 def _is_broken_off(err: BaseException) -> bool:
-    """Whether no answer came: neither a refusal nor a lost race."""
+    """Whether no answer came, and it was not tried again: neither a refusal nor a lost race."""
     return (
         isinstance(err, BaseError)
         and not isinstance(err, AlreadyExistsError | PreconditionError)
-        and STATUS.search(str(err)) is None
+        and TRIED_AGAIN_OR_ANSWERED.search(str(err)) is None
     )
 
 
-def _config(session: "Session", bucket: str) -> "S3Config":
+def _config(session: "Session", bucket: str, location: str) -> "S3Config":
     from botocore.configprovider import ConfiguredEndpointProvider
 
     scoped = session.get_scoped_config()
@@ -325,22 +339,53 @@ def _config(session: "Session", bucket: str) -> "S3Config":
             full_config=session.full_config, scoped_config=scoped, client_name="s3"
         ).provide()
     if endpoint:
+        _check_endpoint(endpoint, location)
         config["endpoint"] = endpoint.rstrip("/")
     elif "." not in bucket:  # a dot in the host's name does not fit S3's certificate
         config["virtual_hosted_style_request"] = True
     return config
 
 
-def _credential_provider(session: "Session", location: str) -> "Callable[[], S3Credential]":
-    credentials = session.get_credentials()
-    if credentials is None:
+def _check_endpoint(endpoint: str, location: str) -> None:
+    """obstore does not survive one that is none."""
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        good = good and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
         raise StoreError(
-            f"{location}: no AWS credentials",
-            hint="aws configure, AWS_PROFILE or a role; AWS_NO_SIGN_REQUEST=1 for a public bucket",
+            f"{location}: the endpoint {endpoint!r} is no address",
+            hint="AWS_ENDPOINT_URL (or endpoint_url of the profile) is like "
+            "http://127.0.0.1:9000 or https://minio.example.com",
         )
 
-    def provide() -> "S3Credential":
-        frozen = credentials.get_frozen_credentials()
+
+class _Credentials:
+    """What obstore asks for keys. Raises StoreError if there are none.
+
+    `fault`: why they could not be renewed, which obstore only tells as a refusal.
+    """
+
+    def __init__(self, session: "Session", location: str) -> None:
+        found = session.get_credentials()
+        if found is None:
+            raise StoreError(
+                f"{location}: no AWS credentials",
+                hint="aws configure, AWS_PROFILE or a role; AWS_NO_SIGN_REQUEST=1 for a public "
+                "bucket",
+            )
+        self._found = found
+        self.fault: Exception | None = None
+        self()  # What is wrong with them is said here, and not from within obstore.
+
+    def __call__(self) -> "S3Credential":
+        try:
+            frozen = self._found.get_frozen_credentials()
+        except Exception as err:
+            self.fault = err
+            raise
         assert frozen.access_key is not None
         assert frozen.secret_key is not None
         return {
@@ -350,9 +395,6 @@ def _credential_provider(session: "Session", location: str) -> "Callable[[], S3C
             "expires_at": datetime.now(UTC) + CREDENTIALS_LAST,
         }
 
-    provide()  # What is wrong with them is said here, and not from within obstore.
-    return provide
-
 
 def _trusted(session: "Session") -> "ClientConfig":
     """The certificates of a company's own endpoint: AWS_CA_BUNDLE, or ca_bundle of the profile."""
@@ -361,29 +403,22 @@ def _trusted(session: "Session") -> "ClientConfig":
 
 
 @contextlib.contextmanager
-def _disk_said() -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise CacheError(
-            f"{err.filename or 'the artifact cache'}: {err.strerror or err}",
-            hint="check the local disk, and what else works on it",
-        ) from err
-
-
-@contextlib.contextmanager
-def _credentials_said(location: str) -> Iterator[None]:
-    """botocore's exceptions as ours."""
+def _configuration_said(location: str) -> Iterator[None]:
+    """What goes wrong before the first request: profiles, credentials, certificates."""
     import botocore.exceptions as aws
 
     try:
         yield
-    except aws.BotoCoreError as err:
-        raise StoreError(
-            f"{location}: {_sentence(str(err))}",
-            hint="check AWS_PROFILE and ~/.aws/config; aws sts get-caller-identity tells what the "
-            "AWS CLI makes of them",
-        ) from err
+    except (aws.BotoCoreError, aws.ClientError, BaseError, OSError, ValueError) as err:
+        raise _configuration_fault(location, err) from err
+
+
+def _configuration_fault(location: str, err: Exception) -> StoreError:
+    return StoreError(
+        f"{location}: {_sentence(str(err))}",
+        hint="check AWS_PROFILE, ~/.aws/config, AWS_CA_BUNDLE and AWS_WEB_IDENTITY_TOKEN_FILE; aws "
+        "sts get-caller-identity tells what the AWS CLI makes of them, aws sso login renews them",
+    )
 
 
 def _sentence(said: str) -> str:

@@ -35,6 +35,10 @@ Progress = Callable[[int], None]
 """Told how many more bytes have gone through."""
 
 
+class OddObject(StoreError):
+    """What stands under a name can be no object of ours: the rest of the store may be fine."""
+
+
 @dataclass(frozen=True)
 class StoredObject:
     name: str
@@ -107,12 +111,15 @@ def open_store(location: str) -> Store:
         from nxbucket.compile.s3 import S3Store
 
         return S3Store(location)
-    if "://" in location:
+    if "://" in location or not location.strip():
         raise StoreError(
-            f"{location}: no store has this kind of address",
+            f"{location!r}: no store has this kind of address",
             hint="s3://bucket/prefix, or the path of a folder",
         )
-    return DirectoryStore(Path(location).expanduser().absolute())
+    try:
+        return DirectoryStore(Path(location).expanduser().absolute())
+    except RuntimeError as err:
+        raise StoreError(f"{location}: {err}", hint="give the path without `~`") from err
 
 
 class DirectoryStore:
@@ -135,7 +142,7 @@ class DirectoryStore:
             except (FileNotFoundError, NotADirectoryError):
                 return None
         if len(payload) > limit_bytes:
-            raise StoreError(f"{path}: larger than {limit_bytes} bytes, which no entry is")
+            raise OddObject(f"{path}: larger than {limit_bytes} bytes, which no entry is")
         return Content(payload, hashlib.sha256(payload).hexdigest())
 
     def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> str | None:
@@ -146,7 +153,7 @@ class DirectoryStore:
                 source = path.open("rb")
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            with source, into.open("wb") as target:
+            with source, disk_said(), into.open("wb") as target:
                 return copy(_chunks(source), target.write, limit_bytes, progress)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
@@ -160,8 +167,10 @@ class DirectoryStore:
                 return None
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
-        with self._said(name), self._staged(name) as staged:
-            with path.open("rb") as source, staged.open("wb") as target:
+        with disk_said():
+            source = path.open("rb")
+        with source, self._said(name), self._staged(name) as staged:
+            with staged.open("wb") as target:
                 if copy(_chunks(source), target.write, None, progress) != sha256:
                     raise other_bytes(path)
                 target.flush()
@@ -204,7 +213,7 @@ class DirectoryStore:
     def _check_regular(path: Path) -> None:
         """A link could point anywhere, and reading a pipe would wait for ever."""
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise StoreError(f"{path} is not a plain file", hint="remove it, and push again")
+            raise OddObject(f"{path} is not a plain file", hint="remove it, and push again")
 
     @contextlib.contextmanager
     def _staged(self, name: str) -> Iterator[Path]:
@@ -227,6 +236,12 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _said(self, name: str) -> Iterator[None]:
+        # A push makes the folder, but not the way there: that is a disk that is not mounted.
+        if not self.root.parent.is_dir():
+            raise StoreError(
+                f"{self.root}: there is no {self.root.parent}",
+                hint="mount the disk, mend the path, or make the folder",
+            )
         try:
             yield
         except OSError as err:
@@ -258,6 +273,18 @@ def copy(
             if left == 0:
                 break
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def disk_said() -> Iterator[None]:
+    """The local side of a transfer."""
+    try:
+        yield
+    except OSError as err:
+        raise CacheError(
+            f"{err.filename or 'the artifact cache'}: {err.strerror or err}",
+            hint="check the local disk, and what else works on it",
+        ) from err
 
 
 def other_bytes(path: Path) -> CacheError:

@@ -333,8 +333,15 @@ class _SpecReader:
         if remote is not None and "://" in remote and not remote.startswith("s3://"):
             message = f"{section.dotted('remote')} is {show(remote)}: no store has such an address"
             section.report("remote", "remote", message, "s3://bucket/prefix, or a folder")
-        if remote is not None and "://" not in remote:
-            remote = str(self._file.parent / Path(remote).expanduser())
+        if remote is not None and not remote.strip():
+            message = f"{section.dotted('remote')} is empty"
+            section.report("remote", "remote", message, "s3://bucket/prefix, a folder, or no line")
+        elif remote is not None and "://" not in remote:
+            try:
+                remote = str(self._file.parent / Path(remote).expanduser())
+            except RuntimeError:
+                message = f"{section.dotted('remote')} is {show(remote)}: there is no such home"
+                section.report("remote", "remote", message, "give the path without `~`")
         return {"cache": None if cache is None else self._file.parent / cache, "remote": remote}
 
     def _read_serve(self) -> dict[str, Any]:
