@@ -160,7 +160,8 @@ class S3Store:
                 max_concurrency=PARTS_AT_ONCE,
             )
 
-        self._ask(name, "s3:PutObject", act, absent_is_answer=False)
+        with disk_said():
+            self._ask(name, "s3:PutObject", act, absent_is_answer=False)
         progress(size)
 
     def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:

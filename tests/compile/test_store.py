@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from botocore.exceptions import UnauthorizedSSOTokenError
 from s3_stand_in import BUCKET, CREDENTIALS, REGION, Proxy, proxy_before, s3_server
 
 from nxbucket.compile.s3 import S3Store
@@ -292,6 +294,67 @@ def test_a_profile_that_is_none_is_named(proxy: Proxy, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(StoreError, match="nobody"):
         open_store(f"s3://{BUCKET}/x").read(NAME, 100)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"AWS_CA_BUNDLE": "/nonexistent/ca.pem"}, "/nonexistent/ca.pem"),
+        ({"AWS_CA_BUNDLE": os.devnull}, "certificate"),
+        ({"AWS_ENDPOINT_URL": "localhost:9000"}, "'localhost:9000' is no address"),
+        ({"AWS_ENDPOINT_URL": "http://"}, "is no address"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, "is no address"),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/nonexistent/token"}, "/nonexistent/token"),
+    ],
+)
+def test_what_is_wrong_with_the_settings_is_never_taken_for_absence(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+) -> None:
+    if "AWS_WEB_IDENTITY_TOKEN_FILE" in variables:  # the role of a pod
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/serving")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(f"s3://{BUCKET}/x")
+    for ask in (lambda: store.read(NAME, 100), lambda: store.put(NAME, b"", replacing=None)):
+        with pytest.raises(StoreError) as caught:
+            ask()
+        assert said in caught.value.message
+    assert proxy.seen == []
+
+
+def test_credentials_that_cannot_be_renewed_are_not_called_forbidden(
+    s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nxbucket.compile.s3.CREDENTIALS_LAST", timedelta(seconds=-1))
+    assert s3.read(NAME, 100) is None
+
+    def ended(_: object) -> Any:
+        raise UnauthorizedSSOTokenError
+
+    monkeypatch.setattr("botocore.credentials.Credentials.get_frozen_credentials", ended)
+    with pytest.raises(StoreError, match="SSO") as caught:
+        s3.read(NAME, 100)
+    assert "aws sso login" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("location", ["", " ", "~nobody-of-that-name/x", "s3://bucket/a/../b"])
+def test_a_place_that_is_none_is_refused(location: str) -> None:
+    with pytest.raises(StoreError):
+        open_store(location)
+
+
+def test_a_folder_on_a_disk_that_is_not_there_is_not_an_empty_one(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "not mounted/store"))
+    path, digest, name = blob(tmp_path)
+    for ask in (
+        lambda: store.read(NAME, 100),
+        lambda: store.put(NAME, b"", replacing=None),
+        lambda: store.upload(name, path, digest, nobody),
+    ):
+        with pytest.raises(StoreError, match=r"there is no .*not mounted"):
+            ask()
 
 
 def test_region_endpoint_and_keys_of_a_profile_are_those_that_the_aws_cli_takes(
