@@ -8,28 +8,34 @@ from nxbucket.compile.canonical import digest_of
 from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.cost import compile_times
 from nxbucket.compile.executor import MakeExecutor, PoolOptions, Work
+from nxbucket.compile.explain import compile_command
+from nxbucket.compile.fetch import fetch_locked
 from nxbucket.compile.jobs import job_memory
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.leases import lease
 from nxbucket.compile.lockfile import (
     Lock,
+    LockedProgram,
     changed_programs,
+    check_lock,
     fault_of,
     lock_path,
     locked_program,
     make_lock,
+    program_of,
     read_lock,
     write_lock,
 )
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.outcome import Outcome, PlannedProgram, Reporter
+from nxbucket.compile.outcome import Outcome, PlannedProgram, Reporter, Status
 from nxbucket.compile.plan import plan_programs
 from nxbucket.compile.pool import local_pool
 from nxbucket.compile.remote import Damaged, Pulled, pull
 from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.store import Store
-from nxbucket.compile.targets import neuron_target
+from nxbucket.compile.targets import HLO_TARGET, neuron_target
 from nxbucket.compile.toolchain import Toolchain
+from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import CompileError, EnvironmentProblem, LockError
 from nxbucket.toolkit.spec import DeploySpec
 
@@ -163,65 +169,97 @@ def gather(
     compiler: CompilerSpec,
     reporter: Reporter,
     remote: Store | None,
-    previous: Lock | None = None,
 ) -> BuildReport:
     """What cache and remote hold, without compiling anything: for the lock after sharded compiles.
 
-    With `previous`, the lock is not written, and only the bytes that it names are taken. Raises
-    CompileError naming the programs that are nowhere, or not as locked.
+    Raises CompileError naming the programs that are nowhere.
     """
     planned = plan(spec, cache, compiler)
     reporter.planned(planned.programs)
     outcomes, faults = [], []
     for p in planned.programs:
-        found = _gathered(cache, p, remote, previous, planned.toolchain)
+        found = _gathered(cache, p, remote)
         if isinstance(found, str):
             faults.append(found)
             continue
         reporter.finished(found)
         outcomes.append(found)
     if faults:
-        wanted = "as the lock names it" if previous is not None else "there"
         raise CompileError(
-            f"not every program is {wanted}: {'; '.join(faults)}",
-            hint=f"nxbucket compile {spec.path}"
-            + (", which may give other bytes and then changes the lock" if previous else ""),
+            f"not every program is there: {'; '.join(faults)}",
+            hint=f"nxbucket compile {spec.path}",
         )
-    if previous is not None:
-        return BuildReport(planned.toolchain, outcomes, lock_path(spec.path), False, [])
     return _finish(spec, cache, planned.toolchain, outcomes, [])
 
 
-def _gathered(
-    cache: ArtifactCache,
-    planned: PlannedProgram,
-    remote: Store | None,
-    previous: Lock | None,
-    toolchain: Toolchain,
-) -> Outcome | str:
-    def fault(manifest: Manifest) -> str | None:
-        if previous is None:
-            return None
-        target = previous.targets.get(toolchain.target)
-        locked = [p for p in target.programs if p.name == planned.name] if target else []
-        if not locked:
-            return f"{planned.name} is not in the lock"
-        return fault_of(previous, toolchain.target, locked[0], Hit(manifest))
-
-    reason = f"{planned.name} is missing"
+def _gathered(cache: ArtifactCache, planned: PlannedProgram, remote: Store | None) -> Outcome | str:
     if isinstance(planned.found, Hit):
-        wrong = fault(planned.found.manifest)
-        if wrong is None:
-            return Outcome(planned, "hit", 0.0, planned.found.manifest)
-        reason = wrong
+        cache.mark_used(planned.key)
+        return Outcome(planned, "hit", 0.0, planned.found.manifest)
     if remote is None:
-        return reason
+        return f"{planned.name} is missing"
     cache.prepare()
     with cache.lock(planned.key):
-        found = pull(remote, cache, planned.key, lambda _: None, fault)
+        found = pull(remote, cache, planned.key, lambda _: None)
     if isinstance(found, Pulled):
         return Outcome(planned, "pulled", 0.0, found.manifest)
-    return f"{reason} ({found.reason})" if isinstance(found, Damaged) else reason
+    return f"{planned.name} is missing" + (
+        f" ({found.reason})" if isinstance(found, Damaged) else ""
+    )
+
+
+def take_locked(
+    spec: DeploySpec,
+    cache: ArtifactCache,
+    compiler: CompilerSpec,
+    reporter: Reporter,
+    remote: Store | None,
+) -> BuildReport:
+    """The very bytes that the lock names for this target, from cache or remote; nothing else.
+
+    The lock's keys count, and not those of this host's compiler, which may be another release.
+    Raises LockError for a lock of another model file, or of bytes that are to be had nowhere.
+    """
+    path = lock_path(spec.path)
+    lock = read_lock(path)
+    check_lock(lock, path, spec)
+    toolchain = plan(spec, cache, compiler).toolchain
+    target = lock.targets.get(toolchain.target)
+    if target is None:
+        raise LockError(
+            f"{path} names nothing for {toolchain.target}, only for {', '.join(lock.targets)}",
+            hint=compile_command(spec.path, emulate=toolchain.target == HLO_TARGET),
+        )
+
+    def looked_up(p: LockedProgram) -> PlannedProgram:
+        found = cache.lookup(p.key)
+        inputs = found.manifest.inputs if isinstance(found, Hit) else {}
+        return PlannedProgram(program_of(lock, target, p), inputs, p.key, found)
+
+    planned = [looked_up(p) for p in target.programs]
+    reporter.planned(planned)
+    faults = {
+        p.name: fault
+        for p, now in zip(target.programs, planned, strict=True)
+        if (fault := fault_of(lock, toolchain.target, p, now.found)) is not None
+    }
+    if faults and remote is None:
+        raise LockError(
+            f"the cache {cache.root} does not hold what {path} names: {'; '.join(faults.values())}",
+            hint="set artifacts.remote, or give --remote",
+        )
+    if faults and remote is not None:
+        transfer = Transfer(say=reporter.noted)
+        fetch_locked(lock, path, cache, remote, transfer, locked=True, only_target=toolchain.target)
+    outcomes = []
+    for p in target.programs:
+        now = looked_up(p)
+        assert isinstance(now.found, Hit), now.found
+        cache.mark_used(p.key)
+        status: Status = "pulled" if p.name in faults else "hit"
+        outcomes.append(Outcome(now, status, 0.0, now.found.manifest))
+        reporter.finished(outcomes[-1])
+    return BuildReport(toolchain, outcomes, path, lock_written=False, changed=[])
 
 
 def _finish(

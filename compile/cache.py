@@ -25,7 +25,7 @@ import filelock
 import platformdirs
 
 from nxbucket.compile.canonical import file_sha256
-from nxbucket.compile.key import has_its_graph
+from nxbucket.compile.key import manifest_fault
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, BlobRole, Manifest, is_digest
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
@@ -126,14 +126,8 @@ class ArtifactCache:
             return Miss()
         except (CacheError, OSError) as err:
             return Corrupt(f"{path}: {err}")
-        if manifest.key != key:
-            return Corrupt(f"{path}: holds the entry of key {manifest.key}")
-        # The key covers `inputs` only: what repeats it may not say otherwise.
-        for name in ("target", "toolchain"):
-            if getattr(manifest, name) != manifest.inputs.get(name):
-                return Corrupt(f"{path}: its `{name}` is not the one of its inputs")
-        if not has_its_graph(manifest):
-            return Corrupt(f"{path}: its HLO is not the graph that its graph key names")
+        if fault := manifest_fault(manifest, key):
+            return Corrupt(f"{path}: {fault}")
         for blob in manifest.blobs:
             reason = self.check_blob(blob, hashed=hashed)
             if reason:
@@ -157,6 +151,8 @@ class ArtifactCache:
                 return f"{path}: is no plain file"  # a link's target can change behind our back
             if size != blob.size_bytes:
                 return f"{path}: {size} bytes, {blob.size_bytes} expected"
+            if (found.st_mode | path.parent.stat().st_mode) & stat.S_IWOTH:
+                return f"{path}: it or its folder can be written by everybody on this host"
             if hashed and file_sha256(path) != blob.digest:
                 return f"{path}: sha256 differs from its name"
         except FileNotFoundError:
@@ -271,7 +267,8 @@ class ArtifactCache:
                 holder.write_text(json.dumps(note))
             yield True
         finally:
-            holder.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                holder.unlink(missing_ok=True)
             lock.release()
 
     def lock_holder(self, key: str) -> LockHolder | None:

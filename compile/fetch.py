@@ -1,6 +1,6 @@
 """What a lock names, from a store into the local cache."""
 
-import concurrent.futures
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from nxbucket.compile.lockfile import (
     LockedProgram,
     fault_of,
     model_file_of,
+    read_lock,
     write_lock,
 )
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.remote import Damaged, Pulled, pull
-from nxbucket.compile.store import Progress, Store
+from nxbucket.compile.store import Store
+from nxbucket.compile.transfers import Transfer, in_parallel, lock_of
 from nxbucket.toolkit.errors import LockError
-
-TRANSFERS = 16
-"""Artifacts on their way at the same time."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def fetch_locked(
     lock_file: Path,
     cache: ArtifactCache,
     store: Store,
-    progress: Progress,
+    transfer: Transfer,
     *,
     locked: bool,
     only_target: str | None = None,
@@ -66,38 +65,53 @@ def fetch_locked(
     }
     # What is here as locked need not be asked for, unless newer bytes would do as well.
     asked = [(name, p) for name, p in programs if not locked or (name, p.name) in missing]
-    found: dict[tuple[str, str], Manifest | str] = {}
     if asked:
         cache.prepare()
-        with (
-            lease(cache.root, (p.key for _, p in programs)),
-            concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool,
-        ):
-            futures = {
-                (name, p.name): pool.submit(_fetch, lock, name, p, cache, store, progress, locked)
-                for name, p in asked
-            }
-            found = {which: future.result() for which, future in futures.items()}
+
+    def fetch(which: tuple[str, LockedProgram]) -> Manifest | str:
+        return _fetch(lock, *which, cache, store, transfer, locked)
+
+    with lease(cache.root, (p.key for _, p in programs)):
+        names = [(name, p.name) for name, p in asked]
+        found = dict(zip(names, in_parallel(fetch, asked, transfer), strict=True))
+    changed = {
+        (name, p.name): manifest
+        for name, p in programs
+        if isinstance(manifest := found.get((name, p.name)), Manifest) and manifest.blobs != p.blobs
+    }
+    if changed:
+        _relock(lock, lock_file, changed)
     faults = [why for which, why in found.items() if isinstance(why, str) and which in missing]
     if faults:
         raise LockError(
             f"{store.location} does not hold what {lock_file} names: {'; '.join(faults)}",
             hint=f"on a host that compiles: nxbucket compile --push {model_file_of(lock_file)}",
         )
-    statuses, targets = {}, dict(lock.targets)
+    statuses = []
     for name, p in programs:
-        manifest = found.get((name, p.name))
-        statuses[name, p.name] = "pulled" if (name, p.name) in missing else "hit"
-        if isinstance(manifest, Manifest) and manifest.blobs != p.blobs:
-            statuses[name, p.name] = "changed"
-            programs_now = tuple(
-                replace(q, blobs=manifest.blobs, graph_key=manifest.graph_key) if q == p else q
-                for q in targets[name].programs
-            )
-            targets[name] = replace(targets[name], programs=programs_now)
-    if "changed" in statuses.values():
-        write_lock(replace(lock, targets=targets), lock_file)
-    return Fetched([(name, program, status) for (name, program), status in statuses.items()])
+        cache.mark_used(p.key)
+        which = (name, p.name)
+        status = "changed" if which in changed else "pulled" if which in missing else "hit"
+        statuses.append((name, p.name, status))
+    return Fetched(statuses)
+
+
+def _relock(lock: Lock, lock_file: Path, changed: Mapping[tuple[str, str], Manifest]) -> None:
+    """Have the lock name the new bytes: the lock as it is now, which a compile may have written."""
+    latest = read_lock(lock_file)
+    targets = dict(latest.targets)
+    for name, target in latest.targets.items():
+        before = lock.targets.get(name)
+        if before is None:
+            continue
+        programs = tuple(
+            replace(p, blobs=manifest.blobs, graph_key=manifest.graph_key)
+            if p in before.programs and (manifest := changed.get((name, p.name))) is not None
+            else p
+            for p in target.programs
+        )
+        targets[name] = replace(target, programs=programs)
+    write_lock(replace(latest, targets=targets), lock_file)
 
 
 def _fetch(
@@ -106,7 +120,7 @@ def _fetch(
     program: LockedProgram,
     cache: ArtifactCache,
     store: Store,
-    progress: Progress,
+    transfer: Transfer,
     locked: bool,
 ) -> Manifest | str:
     """The manifest, or why there is none."""
@@ -115,8 +129,8 @@ def _fetch(
         wanted = program if locked else replace(program, blobs=manifest.blobs)
         return fault_of(lock, target, wanted, Hit(manifest))
 
-    with cache.lock(program.key):
-        found = pull(store, cache, program.key, progress, fault)
+    with lock_of(cache, program.key, program.name, transfer):
+        found = pull(store, cache, program.key, transfer.progress, fault)
     if isinstance(found, Pulled):
         return found.manifest
     if isinstance(found, Damaged):

@@ -6,21 +6,23 @@ older than an age, or the least recently used until the rest fits a size; withou
 no lock names. A blob goes when no entry names it any more.
 """
 
-import contextlib
 import shutil
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
+from nxbucket.compile.canonical import sha256_hex
 from nxbucket.compile.leases import collecting, leased_keys
 from nxbucket.compile.lockfile import Lock
-from nxbucket.compile.manifest import Manifest
+from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.remote import entry_name
-from nxbucket.compile.store import Store
+from nxbucket.compile.store import OddObject, Store
 from nxbucket.compile.sweep import Sweep, sweeping
+from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import CacheError
 
 Kind = Literal["entry", "blob", "temporary"]
@@ -66,6 +68,12 @@ class _Entry:
     """None for an entry that cannot be read."""
     used_s: float
     size_bytes: int
+    sha256: str = ""
+    """Of the entry itself, in a store."""
+
+    @property
+    def blobs(self) -> frozenset[Blob]:
+        return frozenset(() if self.manifest is None else self.manifest.blobs)
 
 
 def reachable_keys(locks: Iterable[Lock]) -> set[str]:
@@ -91,10 +99,10 @@ def collect_cache(
             if why := doomed.get(entry.key):
                 path = cache.entry_path(entry.key)
                 _remove(path, "entry", entry.key, entry.size_bytes, why, dry_run, collected)
-        named = _named(entries, doomed)
+        named = _named(entries, doomed, collected)
         for path in cache.root.glob("blobs/sha256/??/*"):
             used_s, size_bytes = _stat_of(path)
-            if path.name in named or now - used_s < limits.grace_s:
+            if named is None or path.name in named or now - used_s < limits.grace_s:
                 continue
             why = "no entry names it"
             _remove(path, "blob", path.name, size_bytes, why, dry_run, collected)
@@ -103,15 +111,21 @@ def collect_cache(
 
 
 def collect_store(
-    store: Store, reachable: Collection[str], limits: Limits, *, dry_run: bool
+    store: Store,
+    reachable: Collection[str],
+    limits: Limits,
+    *,
+    dry_run: bool,
+    transfer: Transfer,
 ) -> Collected:
     """One sweep of a shared store, which has no locks: the grace age must outlast any push.
 
-    A push makes the blobs it relies on young again, so that no sweep takes them from under it.
+    A push makes the entries and blobs it relies on young again, and waits for a sweep that may have
+    seen them old, so that none takes them from under it.
     """
     if dry_run:
         return _sweep_store(store, reachable, limits, None)
-    with sweeping(store) as sweep:
+    with sweeping(store, transfer) as sweep:
         return _sweep_store(store, reachable, limits, sweep)
 
 
@@ -123,25 +137,39 @@ def _sweep_store(
     entries = []
     for found in store.list("entries/"):
         key = found.name.rpartition("/")[2].removesuffix(".json")
-        content = store.read(found.name, MAX_ENTRY_BYTES)
-        if content is None or found.name != entry_name(key):
+        if found.name != entry_name(key):
             continue
-        manifest = None
-        with contextlib.suppress(CacheError):
+        if sweep is not None:
+            sweep.goes_on()
+        manifest, sha256 = None, ""
+        try:
+            content = store.read(found.name, MAX_ENTRY_BYTES)
+            if content is None:
+                continue
+            sha256 = sha256_hex(content.payload)
             manifest = Manifest.from_json(content.payload)
-        entries.append(_Entry(key, manifest, found.modified_s, found.size_bytes))
+        except (OddObject, CacheError):
+            pass
+        entries.append(_Entry(key, manifest, found.modified_s, found.size_bytes, sha256))
     collected = Collected()
     doomed = _doomed(entries, reachable, (), limits, now, collected)
     for entry in entries:
         if why := doomed.get(entry.key):
             if sweep is not None:
                 sweep.goes_on()
-                store.delete(entry_name(entry.key))
+                name = entry_name(entry.key)
+                # Asked again: a push may have made it young a moment ago.
+                age_s = store.age_s(name, entry.size_bytes, entry.sha256)
+                if entry.manifest is not None and (age_s is None or age_s < limits.grace_s):
+                    del doomed[entry.key]
+                    collected.keep("younger than the grace age")
+                    continue
+                store.delete(name)
             collected.removed.append(Removed("entry", entry.key, entry.size_bytes, why))
-    named = _named(entries, doomed)
+    named = _named(entries, doomed, collected)
     for found in list(store.list("blobs/")):
         digest = found.name.rpartition("/")[2]
-        if digest in named or now - found.modified_s < limits.grace_s:
+        if named is None or digest in named or now - found.modified_s < limits.grace_s:
             continue
         if sweep is not None:
             sweep.goes_on()
@@ -154,10 +182,19 @@ def _sweep_store(
     return collected
 
 
-def _named(entries: Iterable[_Entry], doomed: Collection[str]) -> set[str]:
-    """Digests of the blobs of every entry that stays."""
-    staying = [e.manifest for e in entries if e.key not in doomed and e.manifest is not None]
-    return {blob.digest for manifest in staying for blob in manifest.blobs}
+def _named(
+    entries: Iterable[_Entry], doomed: Collection[str], collected: Collected
+) -> set[str] | None:
+    """Digests of the blobs of every entry that stays; None if one of them does not say which."""
+    staying = [e for e in entries if e.key not in doomed]
+    unknown = [e.key for e in staying if e.manifest is None]
+    if unknown:
+        collected.failed.append(
+            f"any blob: the entry {unknown[0]}, which stays, cannot be read, so what it needs is "
+            "not known"
+        )
+        return None
+    return {b.digest for e in staying if e.manifest is not None for b in e.manifest.blobs}
 
 
 def _doomed(
@@ -177,10 +214,10 @@ def _doomed(
             collected.keep("in use")
         elif age < limits.grace_s:
             collected.keep("younger than the grace age")
-        elif entry.manifest is None:
-            doomed[entry.key] = "cannot be read"
         elif entry.key in reachable:
             collected.keep("named by a lock")
+        elif entry.manifest is None and limits.max_age_s is None:
+            doomed[entry.key] = "cannot be read"
         elif limits.max_age_s is not None and age > limits.max_age_s:
             doomed[entry.key] = "older than the limit"
         elif limits.max_age_s is None and limits.max_size_bytes is None:
@@ -188,21 +225,20 @@ def _doomed(
         else:
             free.append(entry)
     if limits.max_size_bytes is not None:
+        used_by = Counter(b.digest for e in entries if e.key not in doomed for b in e.blobs)
+        sizes = {b.digest: b.size_bytes for e in entries for b in e.blobs}
+        total = sum(sizes[digest] for digest in used_by)
         for entry in sorted(free, key=lambda e: (e.used_s, e.key)):
-            rest = [e for e in entries if e.key not in doomed]
-            if _blob_bytes(rest) <= limits.max_size_bytes:
+            if total <= limits.max_size_bytes:
                 break
             doomed[entry.key] = "the least recently used, over the size limit"
+            for digest in (b.digest for b in entry.blobs):
+                used_by[digest] -= 1
+                total -= sizes[digest] * (used_by[digest] == 0)
     for entry in free:
         if entry.key not in doomed:
             collected.keep("within the limits")
     return doomed
-
-
-def _blob_bytes(entries: list[_Entry]) -> int:
-    """Each blob once, however many entries name it."""
-    blobs = {b.digest: b.size_bytes for e in entries if e.manifest for b in e.manifest.blobs}
-    return sum(blobs.values())
 
 
 def _collect_temporary(

@@ -38,7 +38,20 @@ def input_key(program: BucketProgram, toolchain: Toolchain) -> str:
     return digest_of(key_inputs(program, toolchain))
 
 
-def has_its_graph(manifest: Manifest) -> bool:
+def manifest_fault(manifest: Manifest, key: str) -> str | None:
+    """Why the well formed manifest that stands under `key` is none of `key`; blobs aside."""
+    if manifest.key != key:
+        return f"holds the entry of key {manifest.key}"
+    # The key covers `inputs` only: what repeats it may not say otherwise.
+    for name in ("target", "toolchain"):
+        if getattr(manifest, name) != manifest.inputs.get(name):
+            return f"its `{name}` is not the one of its inputs"
+    if not _has_its_graph(manifest):
+        return "its HLO is not the graph that its graph key names"
+    return None
+
+
+def _has_its_graph(manifest: Manifest) -> bool:
     """Whether an artifact that holds its graph holds the one that its graph key was made from.
 
     An entry's blobs are not part of its key, as compilers are not byte-stable; a graph is.

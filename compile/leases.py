@@ -13,28 +13,36 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from nxbucket.toolkit.errors import CacheError
+
 SHARED_MODE = 0o666
 
 
 @contextlib.contextmanager
 def lease(root: Path, keys: Iterable[str]) -> Iterator[None]:
-    """Hold `keys`. In a cache that cannot be written to it does nothing: no gc runs there either.
+    """Hold `keys`. In a cache that this user cannot write to it does nothing.
 
     May be held by many processes at once, and entered more than once.
     """
     folder = root / "leases"
     path = folder / f"{os.getpid()}-{os.urandom(6).hex()}.json"
+    # Not a lease before it is locked and says what it holds: a gc would clear it away.
+    unfinished = path.with_suffix(".new")
     try:
         folder.mkdir(mode=0o777, exist_ok=True)
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, SHARED_MODE)
+        fd = _open_shared(unfinished, os.O_EXCL | os.O_RDWR)
     except OSError:
         yield
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        os.write(fd, json.dumps(sorted(set(keys))).encode())
+        with contextlib.suppress(OSError):
+            os.write(fd, json.dumps(sorted(set(keys))).encode())
+            unfinished.replace(path)
         yield
     finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         os.close(fd)
@@ -45,7 +53,7 @@ def leased_keys(root: Path) -> set[str]:
     held: set[str] = set()
     for path in root.glob("leases/*.json"):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             continue
         try:
@@ -53,14 +61,14 @@ def leased_keys(root: Path) -> set[str]:
         except BlockingIOError:
             held |= _keys_of(path)
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         finally:
             os.close(fd)
     return held
 
 
 def _keys_of(path: Path) -> set[str]:
-    # Between its creation and its first byte a lease holds nothing yet: its owner looks after it.
     with contextlib.suppress(OSError, ValueError):
         return {key for key in json.loads(path.read_text()) if isinstance(key, str)}
     return set()
@@ -82,9 +90,24 @@ def collecting(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sweep_lock(root: Path, kind: int) -> Iterator[None]:
-    fd = os.open(root / "locks" / "sweep", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, SHARED_MODE)
+    path = root / "locks" / "sweep"
+    try:
+        fd = _open_shared(path, os.O_RDONLY)
+    except OSError as err:
+        raise CacheError(
+            f"{path}: {err.strerror or err}",
+            hint="mend that, or choose another folder: artifacts.cache or NXBUCKET_CACHE_DIR",
+        ) from err
     try:
         fcntl.flock(fd, kind)
         yield
     finally:
         os.close(fd)
+
+
+def _open_shared(path: Path, flags: int) -> int:
+    """Made if it is not there, for every user of the cache: whatever the umask says."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, SHARED_MODE)
+    with contextlib.suppress(OSError):  # not ours, and its owner has done it
+        os.fchmod(fd, SHARED_MODE)
+    return fd

@@ -27,7 +27,12 @@ class LocalRunner:
         begun(None)
         result = self._run_job(planned, signals.stop)
         graph_entry = self._cache.lookup(str(result["graph_key"]))
-        assert isinstance(graph_entry, Hit), graph_entry
+        if not isinstance(graph_entry, Hit):
+            raise JobFailure(
+                "was done, and then its artifact was taken away by another process",
+                self._cache.log_path(planned.key),
+                retryable=True,
+            )
         if graph_entry.manifest.toolchain != planned.inputs["toolchain"]:
             # The key was computed with another one: its bytes are not those that the key names.
             raise JobFailure(

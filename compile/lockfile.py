@@ -340,7 +340,9 @@ def _lock_from_json(raw: Any) -> Lock:
     _check(known, f"format {raw.get('format')!r}; this one reads {FORMAT}")
     wanted = {"format", "spec_digest", *(f.name for f in fields(Lock))}
     _check(set(raw) == wanted, f"missing or unknown fields: {sorted(set(raw) ^ wanted)}")
-    _check(isinstance(raw["spec"], dict), "`spec` is malformed")
+    spec = raw["spec"]
+    _check(isinstance(spec, dict), "`spec` is malformed")
+    _check(set(PROGRAM_KEYS) <= set(spec), f"`spec` lacks {sorted(set(PROGRAM_KEYS) - set(spec))}")
     _fields(raw["architecture"], Architecture)
     _fields(raw["architecture"]["rope"], Rope)
     Architecture.from_json(raw["architecture"])

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Hit
 from nxbucket.compile.canonical import file_sha256
+from nxbucket.compile.key import manifest_fault
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.remote import blob_name, entry_name
+from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.store import CHUNK_BYTES, Progress
 from nxbucket.toolkit.errors import CacheError
 
@@ -32,6 +34,8 @@ def pack(cache: ArtifactCache, keys: Collection[str], into: Path, progress: Prog
 
     Raises CacheError, before anything is written, if one of them is not whole.
     """
+    if not into.name or into.is_dir():
+        raise CacheError(f"{into}: is a folder", hint="name a file, such as artifacts.tar")
     manifests = {}
     for key in sorted(set(keys)):
         found = cache.lookup(key)
@@ -58,7 +62,8 @@ def pack(cache: ArtifactCache, keys: Collection[str], into: Path, progress: Prog
             f"{into}: {err.strerror or err}", hint="check the disk and the path"
         ) from err
     finally:
-        staged.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            staged.unlink(missing_ok=True)
     return into.stat().st_size
 
 
@@ -72,9 +77,11 @@ def unpack(archive: Path, cache: ArtifactCache, progress: Progress) -> list[str]
     """Bring the artifacts of a packed file into the cache; their keys.
 
     A member that is not a plain file under one of the two names, a blob no entry speaks of or of
-    another size or sha256, a blob that is missing: CacheError, and no entry is written.
+    another size or sha256, a blob that is missing: CacheError, before any entry is written. An
+    artifact that the cache has under the same key stays.
     """
-    with _opened(archive) as tar:
+    # No gc between the first blob and the last entry.
+    with _opened(archive) as tar, publishing(cache.root):
         manifests: dict[str, Manifest] = {}
         wanted: dict[str, Blob] = {}
         entries_bytes = 0
@@ -99,9 +106,10 @@ def unpack(archive: Path, cache: ArtifactCache, progress: Progress) -> list[str]
         for digest in sorted(wanted.keys() - have):
             if reason := cache.check_blob(wanted[digest]):
                 raise CacheError(f"{archive}: has no {blob_name(digest)}, and {reason}")
-        with cache.writing(), publishing(cache.root):
-            for manifest in manifests.values():
-                cache.publish(manifest)
+        for key, manifest in manifests.items():
+            with cache.lock(key):
+                if not isinstance(sound_lookup(cache, key), Hit):
+                    cache.publish(manifest)
     return sorted(manifests)
 
 
@@ -124,7 +132,7 @@ def _unpack_blob(
         raise _refused(archive, member, f"is larger than what is free on {cache.root}")
     source = tar.extractfile(member)
     assert source is not None
-    with cache.work_dir(blob.digest) as work_dir, cache.writing():
+    with cache.lock(blob.digest), cache.work_dir(blob.digest) as work_dir, cache.writing():
         staged = work_dir / "blob"
         with staged.open("wb") as target:
             shutil.copyfileobj(source, target, CHUNK_BYTES)
@@ -140,8 +148,8 @@ def _manifest(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, key:
         manifest = Manifest.from_json(source.read())
     except CacheError as err:
         raise _refused(archive, member, f"is no entry: {err.message}") from err
-    if manifest.key != key:
-        raise _refused(archive, member, f"holds the entry of key {manifest.key}")
+    if fault := manifest_fault(manifest, key):
+        raise _refused(archive, member, fault)
     return manifest
 
 
@@ -151,7 +159,7 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(archive, "r:") as tar:
             yield tar
-    except (tarfile.TarError, EOFError) as err:
+    except (tarfile.TarError, EOFError, ValueError) as err:
         raise CacheError(
             f"{archive}: is no tar file of ours: {err}", hint="nxbucket pack writes one"
         ) from err

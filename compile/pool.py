@@ -15,6 +15,8 @@ from nxbucket.compile.outcome import Outcome, PlannedProgram
 from nxbucket.compile.remote import Damaged, Pulled, Pusher, pull
 from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.subprocess_job import JobFailure, Stopped
+from nxbucket.compile.transfers import Transfer
+from nxbucket.toolkit.errors import StoreError
 
 POLL_S = 0.2
 
@@ -115,6 +117,7 @@ class Pool:
                 return None
             found = sound_lookup(self._cache, planned.key)
             if isinstance(found, Hit):
+                self._cache.mark_used(planned.key)
                 return self._pushed(Outcome(planned, "hit", 0.0, found.manifest))
             if (pulled := self._pull(planned, start)) is not None:
                 return pulled
@@ -168,12 +171,17 @@ class Pool:
         store, manifest = self._options.remote, outcome.manifest
         if store is None or not self._options.push or manifest is None:
             return outcome
-        (pushed,) = Pusher(store, self._cache, _nobody).push_of_one_graph([manifest])
+        transfer = Transfer(say=self._reporter.noted, stop=self._signals.stop)
+        (pushed,) = Pusher(store, self._cache, transfer).push_of_one_graph([manifest])
         if pushed.status != "adopted":
             return outcome
         theirs = pull(store, self._cache, outcome.planned.key, _nobody)
         if not isinstance(theirs, Pulled):
-            return outcome
+            what = theirs.reason if isinstance(theirs, Damaged) else "it has just gone"
+            raise StoreError(
+                f"{outcome.name}: {store.location} has another artifact, which will not do: {what}",
+                hint="remove that object from the store, and run the same command again",
+            )
         return replace(outcome, status="adopted", manifest=theirs.manifest)
 
     def _failure(self, planned: PlannedProgram, failure: JobFailure, start: float) -> Outcome:

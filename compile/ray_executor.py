@@ -103,7 +103,8 @@ class RayRunner:
     ) -> Made:
         work = self._work
         log_path = work.cache.log_path(planned.key)
-        log_path.unlink(missing_ok=True)  # An older one would be shown as this failure's.
+        with work.cache.writing():
+            log_path.unlink(missing_ok=True)  # An older one would be shown as this failure's.
         request = request_json(planned, work.compiler, work.options)
         answers = self._task.options(name=f"nxbucket {planned.name}").remote(request)
         try:
@@ -135,7 +136,8 @@ class RayRunner:
                 log_path,
                 hint=f"is {store.location} the same place on every node and on this host?",
             )
-        pull(store, cache, answer["graph_key"], _nobody)
+        with cache.lock(answer["graph_key"]):
+            pull(store, cache, answer["graph_key"], _nobody)
         status = answer["status"]
         if status == "adopted":
             return Made(found.manifest, "adopted")

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
-from nxbucket.compile.key import has_its_graph
+from nxbucket.compile.canonical import sha256_hex
+from nxbucket.compile.key import manifest_fault
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, Manifest
-from nxbucket.compile.store import Content, Progress, Store
+from nxbucket.compile.sound import neff_fault
+from nxbucket.compile.store import Content, OddObject, Progress, Store
 from nxbucket.compile.sweep import wait_for_sweep
+from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import CacheError
 
 YOUNG_S = 3600.0
@@ -71,7 +74,10 @@ def pull(
     `accept` looks at the manifest before a byte of a blob is fetched, and says why it will not do.
     Raises StoreError where the store cannot be asked; never for what it holds.
     """
-    found = store.read(entry_name(key), MAX_ENTRY_BYTES)
+    try:
+        found = store.read(entry_name(key), MAX_ENTRY_BYTES)
+    except OddObject as err:
+        return Damaged(err.message)
     if found is None:
         return Absent()
     manifest = _manifest(store, key, found)
@@ -79,26 +85,30 @@ def pull(
         return manifest
     if reason := accept(manifest):
         return Damaged(f"{store.location}/{entry_name(key)}: {reason}")
-    missing = [blob for blob in manifest.blobs if cache.check_blob(blob) is not None]
-    with contextlib.ExitStack() as stack:
+    # No gc between the first look at a blob and the entry.
+    with publishing(cache.root), contextlib.ExitStack() as stack:
+        missing = [blob for blob in manifest.blobs if cache.check_blob(blob) is not None]
         work_dir = stack.enter_context(cache.work_dir(key)) if missing else Path()
-        # No gc between the first blob and the entry.
-        stack.enter_context(publishing(cache.root))
         for blob in missing:
             damage = _fetch(store, cache, blob, work_dir / "blob", progress)
             if damage is not None:
                 return damage
+        if fault := neff_fault(cache, manifest):
+            return Damaged(f"{store.location}/{entry_name(key)}: {fault}")
         cache.publish_copy(manifest)
     return Pulled(manifest)
 
 
 class Pusher:
-    """Many pushes to one store: a blob that several entries name goes up once."""
+    """Many pushes to one store: a blob that several entries name goes up once.
 
-    def __init__(self, store: Store, cache: ArtifactCache, progress: Progress) -> None:
+    A gc that sweeps the store is waited for where it may take what a push relies on.
+    """
+
+    def __init__(self, store: Store, cache: ArtifactCache, transfer: Transfer) -> None:
         self._store = store
         self._cache = cache
-        self._progress = progress
+        self._transfer = transfer
         self._young: set[str] = set()
         """Digests of blobs written by us, or seen there and young."""
         self._ours: set[str] = set()
@@ -107,7 +117,7 @@ class Pusher:
     def push(self, manifest: Manifest) -> Pushed:
         """The artifact of a manifest that `lookup` gave; a blob is hashed as it is sent.
 
-        Raises StoreError, and CacheError for a blob that is not what its name says.
+        Raises StoreError, CacheError for a blob that is not what its name says, and Stopped.
         """
         store, key = self._store, manifest.key
         name, payload = entry_name(key), manifest.to_json()
@@ -120,6 +130,9 @@ class Pusher:
             if found is not None:
                 theirs = _manifest(store, key, found)
                 if isinstance(theirs, Manifest) and has_blobs(store, theirs):
+                    if self._made_young(name, found):
+                        self._wait_for_sweep()
+                        continue
                     if theirs.blobs != manifest.blobs:
                         return Pushed("adopted", theirs)
                     return Pushed("pushed" if ours else "present", theirs)
@@ -129,7 +142,7 @@ class Pusher:
                 return Pushed("pushed", manifest)
             if ours:
                 # A gc that saw it while it was old may still take it: look again after that.
-                wait_for_sweep(store)
+                self._wait_for_sweep()
 
     def push_of_one_graph(self, manifests: Sequence[Manifest]) -> list[Pushed]:
         """Several of one graph key; then the graph's own entry: what an upgrade finds again."""
@@ -138,6 +151,20 @@ class Pusher:
         if isinstance(graph, Manifest) and graph.blobs in {m.blobs for m in manifests}:
             self.push(graph)
         return pushed
+
+    def _made_young(self, name: str, found: Content) -> bool:
+        """Whether an entry was from long ago: what a gc may be about to take.
+
+        Written again, it is young, and what it names stays.
+        """
+        age_s = self._store.age_s(name, len(found.payload), sha256_hex(found.payload))
+        if age_s is None or age_s <= YOUNG_S:
+            return False
+        self._store.put(name, found.payload, replacing=found.tag)
+        return True
+
+    def _wait_for_sweep(self) -> None:
+        wait_for_sweep(self._store, self._transfer)
 
     def _push_if_new(self, blobs: Sequence[Blob]) -> bool:
         """Whether each blob is of our writing; written now, if not one of them was there."""
@@ -169,7 +196,7 @@ class Pusher:
 
     def _upload(self, blob: Blob) -> None:
         path = self._cache.blob_path(blob.digest)
-        self._store.upload(blob_name(blob.digest), path, blob.digest, self._progress)
+        self._store.upload(blob_name(blob.digest), path, blob.digest, self._transfer.progress)
 
 
 def has_blobs(store: Store, manifest: Manifest) -> bool:
@@ -184,14 +211,8 @@ def _manifest(store: Store, key: str, found: Content) -> Manifest | Damaged:
         manifest = Manifest.from_json(found.payload)
     except CacheError as err:
         return Damaged(f"{at}: {err.message}")
-    if manifest.key != key:
-        return Damaged(f"{at}: holds the entry of key {manifest.key}")
-    for name in ("target", "toolchain"):
-        if getattr(manifest, name) != manifest.inputs.get(name):
-            return Damaged(f"{at}: its `{name}` is not the one of its inputs")
-    if not has_its_graph(manifest):
-        return Damaged(f"{at}: its HLO is not the graph that its graph key names")
-    return manifest
+    fault = manifest_fault(manifest, key)
+    return Damaged(f"{at}: {fault}") if fault else manifest
 
 
 def _fetch(

@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from nxbucket.compile.cache import ArtifactCache
+from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.leases import collecting
 from nxbucket.compile.remote import Pulled, pull
+from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.store import Store
 
-Repair = Literal["pulled", "dropped", "left: it is being compiled"]
+Repair = Literal["pulled", "mended meanwhile", "dropped", "left: it is being compiled"]
 
 
 def repair_entry(cache: ArtifactCache, key: str, store: Store | None) -> Repair:
@@ -15,6 +16,8 @@ def repair_entry(cache: ArtifactCache, key: str, store: Store | None) -> Repair:
     with cache.lock(key, blocking=False) as held:
         if not held:
             return "left: it is being compiled"
+        if isinstance(sound_lookup(cache, key), Hit):
+            return "mended meanwhile"
         if store is not None and isinstance(pull(store, cache, key, lambda _: None), Pulled):
             return "pulled"
         entry = cache.entry(key)

@@ -5,7 +5,7 @@ hand, every digest is right; its NEFF's own header is not.
 """
 
 from nxbucket.compile.cache import ArtifactCache, Corrupt, Hit, Lookup
-from nxbucket.compile.manifest import blob_of
+from nxbucket.compile.manifest import Manifest, blob_of
 from nxbucket.compile.targets import parse_neuron_target
 
 
@@ -14,12 +14,18 @@ def sound_lookup(cache: ArtifactCache, key: str) -> Lookup:
     found = cache.lookup(key)
     if not isinstance(found, Hit):
         return found
-    target = parse_neuron_target(found.manifest.target)
-    neff = blob_of(found.manifest.blobs, "program")
+    fault = neff_fault(cache, found.manifest)
+    return Corrupt(fault) if fault else found
+
+
+def neff_fault(cache: ArtifactCache, manifest: Manifest) -> str | None:
+    """What is wrong with the NEFF of a manifest whose blobs are in the cache, if it has one."""
+    target = parse_neuron_target(manifest.target)
+    neff = blob_of(manifest.blobs, "program")
     if target is None or neff is None:
-        return found
+        return None
     from nxbucket.compile.neuron.neff import check_neff_file
 
     path = cache.blob_path(neff.digest)
-    faults = check_neff_file(path, *target, found.manifest.signature)
-    return Corrupt(f"{path}: the NEFF {'; '.join(faults)}") if faults else found
+    faults = check_neff_file(path, *target, manifest.signature)
+    return f"{path}: the NEFF {'; '.join(faults)}" if faults else None

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 
 from nxbucket.compile.store import Content, Store
+from nxbucket.compile.subprocess_job import Stopped
+from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import StoreError
 
 NAME = "gc/running.json"
@@ -31,8 +33,11 @@ class Sweep:
         self._renewed_s = 0.0
 
     def begin(self) -> bool:
-        """False if somebody was faster."""
-        return self._write(None)
+        """False if another sweeps; a dead one's place is taken."""
+        found = self._store.read(NAME, MAX_NOTE_BYTES)
+        if found is not None and _is_fresh(found):
+            return False
+        return self._write(None if found is None else found.tag)
 
     def goes_on(self) -> None:
         """Raises StoreError if another sweep has taken over: this one seemed dead to it."""
@@ -46,7 +51,9 @@ class Sweep:
             )
 
     def end(self) -> None:
-        self._store.delete(NAME)
+        found = self._store.read(NAME, MAX_NOTE_BYTES)
+        if found is not None and found.payload == self._note:
+            self._store.delete(NAME)
 
     def _write(self, replacing: str | None) -> bool:
         self._note = json.dumps(
@@ -62,22 +69,31 @@ class Sweep:
 
 
 @contextlib.contextmanager
-def sweeping(store: Store) -> Iterator[Sweep]:
+def sweeping(store: Store, transfer: Transfer) -> Iterator[Sweep]:
     """One sweep of a store at a time."""
     sweep = Sweep(store)
     while not sweep.begin():
-        wait_for_sweep(store)
-        store.delete(NAME)
+        wait_for_sweep(store, transfer)
     try:
         yield sweep
     finally:
         sweep.end()
 
 
-def wait_for_sweep(store: Store) -> None:
-    """Until no living gc sweeps `store`."""
+def wait_for_sweep(store: Store, transfer: Transfer) -> None:
+    """Until no living gc sweeps `store`. Raises Stopped."""
+    said = False
     while (found := store.read(NAME, MAX_NOTE_BYTES)) is not None and _is_fresh(found):
-        time.sleep(POLL_S)
+        if not said:
+            transfer.say(f"waiting for a gc of {store.location} to end: {_holder(found)}")
+            said = True
+        if transfer.stop.wait(POLL_S):
+            raise Stopped
+
+
+def _holder(found: Content) -> str:
+    note = json.loads(found.payload)
+    return f"pid {note.get('pid')!r} on {note.get('host')!r}"
 
 
 def _is_fresh(found: Content) -> bool:

@@ -94,6 +94,7 @@ def compile_job(
     with cache.lock(key):
         found = sound_lookup(cache, key)
         if isinstance(found, Hit):
+            cache.mark_used(key)  # No gc takes it before our caller has looked.
             return found.manifest, True
         if remote is not None:
             pulled = pull(remote, cache, key, lambda _: None)

@@ -17,6 +17,7 @@ from nxbucket.compile.fetch import fetch_locked
 from nxbucket.compile.manifest import Manifest
 from nxbucket.compile.store import ReadOnlyStore, open_store
 from nxbucket.compile.targets import parse_neuron_target
+from nxbucket.compile.transfers import Transfer
 from nxbucket.serve.neuron_host import check_device
 from nxbucket.serve.plugin import ACTIVATION_FLAG
 from nxbucket.serve.served import Served, resolve
@@ -103,7 +104,7 @@ def artifacts_at_hand(served: Served, remote: str | None) -> dict[str, Manifest]
             served.lock_file,
             served.cache,
             store,
-            progress,
+            Transfer(progress, output.print_note),
             locked=True,
             only_target=served.target,
         )

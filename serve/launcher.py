@@ -28,15 +28,16 @@ def serve(
     """
     spec, served = resolve(path, emulate=emulate)
     refuse_overrides(vllm_args)
-    preflight(spec, served, remote=remote)
     keys = [program.key for program in served.locked.programs]
-    with (
-        lease(served.cache.root, keys),
-        tempfile.TemporaryDirectory(prefix="nxbucket-metrics-") as metrics_dir,
-    ):
-        # Fresh for every run, and set before anything imports prometheus_client.
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_dir
-        _run_vllm(spec, served, vllm_args)
+    with lease(served.cache.root, keys):
+        preflight(spec, served, remote=remote)
+        with (
+            lease(served.cache.root, keys),  # again: a pull may only now have made the cache
+            tempfile.TemporaryDirectory(prefix="nxbucket-metrics-") as metrics_dir,
+        ):
+            # Fresh for every run, and set before anything imports prometheus_client.
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_dir
+            _run_vllm(spec, served, vllm_args)
 
 
 def _run_vllm(spec: DeploySpec, served: Served, vllm_args: list[str]) -> None:

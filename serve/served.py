@@ -84,6 +84,7 @@ class Served:
             fault = fault_of(self.lock, self.target, program, found)
             if fault is None and isinstance(found, Hit):
                 manifests[program.name] = found.manifest
+                self.cache.mark_used(program.key)
             else:
                 faults.append(str(fault))
         if faults:

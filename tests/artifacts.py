@@ -15,6 +15,7 @@ from nxbucket.compile.key import graph_key_inputs
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.remote import Pushed, Pusher
 from nxbucket.compile.store import Content, Progress, Store, StoredObject
+from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import CacheError, StoreError
 
 PROGRAM = a_program()
@@ -188,4 +189,4 @@ def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pu
     if not isinstance(local, Hit):
         reason = local.reason if isinstance(local, Corrupt) else f"no entry {key}"
         raise CacheError(f"not pushed: {reason}", hint="nxbucket compile")
-    return Pusher(store, cache, progress).push(local.manifest)
+    return Pusher(store, cache, Transfer(progress)).push(local.manifest)

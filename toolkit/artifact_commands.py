@@ -148,13 +148,12 @@ def compile(
         print_plan_of(model_yaml, as_json, emulate=emulate)
         return
     with output.errors_as_json(as_json):
-        from nxbucket.compile.build import build, gather
+        from nxbucket.compile.build import build, take_locked
         from nxbucket.compile.cache import ArtifactCache, choose_cache
         from nxbucket.compile.compiler import compiler_for
         from nxbucket.compile.cost import memory_of
         from nxbucket.compile.executor import PoolOptions
         from nxbucket.compile.host_memory import available_bytes
-        from nxbucket.compile.lockfile import lock_path, read_lock
         from nxbucket.compile.outcome import Reporter
         from nxbucket.compile.plan import plan_programs
         from nxbucket.compile.pool import local_pool
@@ -164,6 +163,12 @@ def compile(
         from nxbucket.toolkit.progress import reporter
         from nxbucket.toolkit.spec import load_spec
 
+        if locked and (push or shard is not None or executor != "local"):
+            raise UsageError(
+                "--locked compiles and pushes nothing: --push, --shard and --executor do not go "
+                "with it",
+                hint="nxbucket push puts into the remote what the lock names",
+            )
         part = None if shard is None else _shard(shard)
         num_jobs = _jobs(jobs)
         spec = load_spec(model_file(model_yaml))
@@ -193,8 +198,7 @@ def compile(
             if junit is not None:
                 progress = stack.enter_context(JUnitReporter(progress, junit, str(spec.path)))
             if locked:
-                lock = read_lock(lock_path(spec.path))
-                report = gather(spec, cache, compiler, progress, store, lock)
+                report = take_locked(spec, cache, compiler, progress, store)
             else:
                 max_rss_bytes = None if max_rss_gib is None else int(max_rss_gib * (1 << 30))
                 options = PoolOptions(

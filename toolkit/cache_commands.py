@@ -202,6 +202,7 @@ def cache_gc(
         from nxbucket.compile.lockfile import read_lock
         from nxbucket.compile.remote import YOUNG_S
         from nxbucket.compile.store import open_store
+        from nxbucket.compile.transfers import Transfer
 
         if not lock and older_than is None and max_size is None:
             raise UsageError(
@@ -222,7 +223,8 @@ def cache_gc(
         if remote is not None:
             store = open_store(remote)
             where = store.location
-            collected = collect_store(store, reachable, limits, dry_run=dry_run)
+            transfer = Transfer(say=output.print_note)
+            collected = collect_store(store, reachable, limits, dry_run=dry_run, transfer=transfer)
         else:
             cache = open_cache(cache_dir)
             cache.prepare()

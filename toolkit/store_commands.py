@@ -1,9 +1,7 @@
 """`push`, `pull`, `lock`, `diff`, `pack` and `unpack`: artifacts between hosts."""
 
-import concurrent.futures
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from nxbucket.compile.store import Store
     from nxbucket.toolkit.spec import DeploySpec
 
-A = TypeVar("A")
-B = TypeVar("B")
 app = typer.Typer(rich_markup_mode=None)
 
 
@@ -79,19 +75,12 @@ def _cache_of(spec: "DeploySpec") -> "ArtifactCache":
     return ArtifactCache(choose_cache(spec.artifacts.cache).root)
 
 
+def _keys(lock: "Lock") -> set[str]:
+    return {key for _, p in _programs(lock) for key in (p.key, p.graph_key)}
+
+
 def _programs(lock: "Lock") -> "list[tuple[str, LockedProgram]]":
     return [(name, p) for name, target in lock.targets.items() for p in target.programs]
-
-
-def _in_parallel(act: "Callable[[A], B]", on: "Iterable[A]") -> "list[B]":
-    """The first error stops those not yet begun."""
-    from nxbucket.compile.fetch import TRANSFERS
-
-    pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
-    try:
-        return [future.result() for future in [pool.submit(act, each) for each in on]]
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @app.command(
@@ -107,22 +96,21 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
     with output.errors_as_json(as_json):
         from nxbucket.compile.leases import lease
         from nxbucket.compile.remote import Pusher
+        from nxbucket.compile.transfers import Transfer, in_parallel
 
         spec, lock, lock_file = _locked(model_yaml)
         cache, store = _cache_of(spec), _needed_remote(spec, remote)
         programs = _programs(lock)
-        # Each blob is hashed when it is read to be sent.
-        manifests = _whole(cache, lock, lock_file, hashed=False)
-        by_graph: dict[str, list[Manifest]] = {}
-        for manifest in manifests.values():
-            by_graph.setdefault(manifest.graph_key, []).append(manifest)
         total = sum(b.size_bytes for b in {b for _, p in programs for b in p.blobs})
-        with (
-            lease(cache.root, [*manifests, *by_graph]),
-            byte_progress("pushing", total) as progress,
-        ):
-            pusher = Pusher(store, cache, progress)
-            pushed = _in_parallel(pusher.push_of_one_graph, by_graph.values())
+        with lease(cache.root, _keys(lock)), byte_progress("pushing", total) as progress:
+            # Each blob is hashed when it is read to be sent.
+            manifests = _whole(cache, lock, lock_file, hashed=False)
+            by_graph: dict[str, list[Manifest]] = {}
+            for manifest in manifests.values():
+                by_graph.setdefault(manifest.graph_key, []).append(manifest)
+            transfer = Transfer(progress, output.print_note)
+            pusher = Pusher(store, cache, transfer)
+            pushed = in_parallel(pusher.push_of_one_graph, by_graph.values(), transfer)
         by_key = {result.manifest.key: result.status for results in pushed for result in results}
         rows = [(name, p.name, by_key[p.key]) for name, p in programs]
         adopted = [program for _, program, status in rows if status == "adopted"]
@@ -186,11 +174,13 @@ def pull(
     """Bring the artifacts that the lock names from the remote into the cache, each verified."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.fetch import fetch_locked
+        from nxbucket.compile.transfers import Transfer
 
         spec, lock, lock_file = _locked(model_yaml)
         cache, store = _cache_of(spec), _needed_remote(spec, remote)
         with byte_progress("pulling", None) as progress:
-            fetched = fetch_locked(lock, lock_file, cache, store, progress, locked=locked)
+            transfer = Transfer(progress, output.print_note)
+            fetched = fetch_locked(lock, lock_file, cache, store, transfer, locked=locked)
         if as_json:
             output.print_json({"ok": True, "remote": store.location, **fetched.as_json()})
         else:
@@ -269,13 +259,12 @@ def pack(
         from nxbucket.compile.pack import pack as pack_artifacts
 
         spec, lock, lock_file = _locked(model_yaml)
-        cache = _cache_of(spec)
-        _whole(cache, lock, lock_file, hashed=True)
-        programs = _programs(lock)
-        graphs = {p.graph_key for _, p in programs if cache.has_entry(p.graph_key)}
-        keys = {p.key for _, p in programs} | graphs
+        cache, programs = _cache_of(spec), _programs(lock)
         total = sum(b.size_bytes for b in {b for _, p in programs for b in p.blobs})
-        with lease(cache.root, keys), byte_progress("packing", total) as progress:
+        with lease(cache.root, _keys(lock)), byte_progress("packing", total) as progress:
+            _whole(cache, lock, lock_file, hashed=True)
+            graphs = {p.graph_key for _, p in programs if cache.has_entry(p.graph_key)}
+            keys = {p.key for _, p in programs} | graphs
             size_bytes = pack_artifacts(cache, keys, archive, progress)
         if as_json:
             output.print_json({"ok": True, "archive": str(archive), "size_bytes": size_bytes})

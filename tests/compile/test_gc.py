@@ -16,6 +16,7 @@ from nxbucket.compile.cache import ArtifactCache, Hit, Miss
 from nxbucket.compile.gc import Collected, Limits, collect_cache, collect_store
 from nxbucket.compile.leases import lease, leased_keys
 from nxbucket.compile.store import DirectoryStore
+from nxbucket.compile.transfers import Transfer
 
 ALL = Limits(grace_s=0)
 DAY = 86400.0
@@ -252,6 +253,6 @@ def test_whatever_the_limits_what_stays_is_whole_and_what_a_lock_names_stays(
     assert set(cache.all_keys()) == before - gone(collected)
     assert reachable <= set(cache.all_keys())
     assert sum(collected.kept.values()) + len(gone(collected)) == len(before)
-    swept = collect_store(store, reachable, limits, dry_run=False)
+    swept = collect_store(store, reachable, limits, dry_run=False, transfer=Transfer())
     assert reachable.isdisjoint(gone(swept))
     assert json.dumps(swept.kept)

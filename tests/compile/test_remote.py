@@ -37,6 +37,7 @@ from nxbucket.compile.remote import (
     pull,
 )
 from nxbucket.compile.store import DirectoryStore
+from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import CacheError, StoreError
 
 MAX_STEPS = 60
@@ -189,8 +190,9 @@ def test_a_larger_entry_than_there_are_is_refused(
     manifest = put_artifact(cache)
     push(store, cache, manifest.key, nobody)
     monkeypatch.setattr("nxbucket.compile.remote.MAX_ENTRY_BYTES", 100)
-    with pytest.raises(StoreError, match="larger than 100 bytes"):
-        pull(store, cache, manifest.key, nobody)
+    found = pull(store, cache, manifest.key, nobody)
+    assert isinstance(found, Damaged)
+    assert "larger than 100 bytes" in found.reason
 
 
 def test_a_manifest_that_will_not_do_costs_no_blob(
@@ -247,7 +249,7 @@ def test_wherever_a_store_stops_nothing_wrong_is_left_and_a_rerun_completes(
 
 
 def gc_all(store: Any, *_: Any) -> None:
-    collect_store(store, (), Limits(grace_s=0), dry_run=False)
+    collect_store(store, (), Limits(grace_s=0), dry_run=False, transfer=Transfer())
 
 
 ACTS: dict[str, Callable[[Any, ArtifactCache, ArtifactCache, Manifest], Any]] = {
@@ -336,7 +338,7 @@ def test_a_gc_at_any_moment_of_a_push_takes_nothing_from_under_it(
 
         def gc(number: int, step: int = step, store: DirectoryStore = store) -> None:
             if number == step:
-                collect_store(store, (), Limits(grace_s=7200), dry_run=False)
+                collect_store(store, (), Limits(grace_s=7200), dry_run=False, transfer=Transfer())
 
         pushing.between = gc
         push(pushing, cache, manifest.key, nobody)
@@ -367,7 +369,7 @@ def test_a_push_at_any_moment_of_a_gc_is_whole_afterwards(tmp_path: Path) -> Non
                 pushing.join(timeout=0.3)
 
         collecting.between = push_now
-        collect_store(collecting, (), Limits(grace_s=7200), dry_run=False)
+        collect_store(collecting, (), Limits(grace_s=7200), dry_run=False, transfer=Transfer())
         if collecting.taken <= step:
             break
         pushing.join()
