@@ -10,12 +10,12 @@ from nxbucket.compile.cost import compile_times
 from nxbucket.compile.executor import MakeExecutor, PoolOptions, Work
 from nxbucket.compile.explain import compile_command
 from nxbucket.compile.fetch import fetch_locked
+from nxbucket.compile.host_cpu import host_march
 from nxbucket.compile.jobs import job_memory
 from nxbucket.compile.key import key_inputs
 from nxbucket.compile.leases import lease
 from nxbucket.compile.lockfile import (
     Lock,
-    LockedProgram,
     changed_programs,
     check_lock,
     fault_of,
@@ -214,52 +214,68 @@ def take_locked(
     compiler: CompilerSpec,
     reporter: Reporter,
     remote: Store | None,
+    *,
+    emulate: bool,
 ) -> BuildReport:
     """The very bytes that the lock names for this target, from cache or remote; nothing else.
 
-    The lock's keys count, and not those of this host's compiler, which may be another release.
-    Raises LockError for a lock of another model file, or of bytes that are to be had nowhere.
+    Needs no compiler: the lock's keys count. Raises LockError for a lock of another model file, or
+    of bytes that are to be had nowhere.
     """
     path = lock_path(spec.path)
-    lock = read_lock(path)
-    check_lock(lock, path, spec)
-    toolchain = plan(spec, cache, compiler).toolchain
-    target = lock.targets.get(toolchain.target)
-    if target is None:
-        raise LockError(
-            f"{path} names nothing for {toolchain.target}, only for {', '.join(lock.targets)}",
-            hint=compile_command(spec.path, emulate=toolchain.target == HLO_TARGET),
-        )
-
-    def looked_up(p: LockedProgram) -> PlannedProgram:
-        found = cache.lookup(p.key)
-        inputs = found.manifest.inputs if isinstance(found, Hit) else {}
-        return PlannedProgram(program_of(lock, target, p), inputs, p.key, found)
-
-    planned = [looked_up(p) for p in target.programs]
-    reporter.planned(planned)
+    lock = read_lock(path, emulate=emulate)
+    check_lock(lock, path, spec, emulate=emulate)
+    name = _locked_target(lock, path, spec, compiler, emulate=emulate)
+    target = lock.targets[name]
+    found = [cache.lookup(p.key) for p in target.programs]
     faults = {
         p.name: fault
-        for p, now in zip(target.programs, planned, strict=True)
-        if (fault := fault_of(lock, toolchain.target, p, now.found)) is not None
+        for p, there in zip(target.programs, found, strict=True)
+        if (fault := fault_of(lock, name, p, there)) is not None
     }
     if faults and remote is None:
         raise LockError(
             f"the cache {cache.root} does not hold what {path} names: {'; '.join(faults.values())}",
-            hint="set artifacts.remote, or give --remote",
+            hint=f"set artifacts.remote or give --remote; or {compile_command(spec.path)}, which "
+            "may give other bytes and then changes the lock",
         )
     if faults and remote is not None:
         transfer = Transfer(say=reporter.noted)
-        fetch_locked(lock, path, cache, remote, transfer, locked=True, only_target=toolchain.target)
+        fetch_locked(lock, path, cache, remote, transfer, locked=True, only_target=name)
     outcomes = []
     for p in target.programs:
-        now = looked_up(p)
-        assert isinstance(now.found, Hit), now.found
+        now = cache.lookup(p.key)
+        if not isinstance(now, Hit):
+            raise LockError(f"{p.name} was taken away by another process", hint="run it again")
         cache.mark_used(p.key)
+        planned = PlannedProgram(program_of(lock, target, p), now.manifest.inputs, p.key, now)
         status: Status = "pulled" if p.name in faults else "hit"
-        outcomes.append(Outcome(now, status, 0.0, now.found.manifest))
-        reporter.finished(outcomes[-1])
+        outcomes.append(Outcome(planned, status, 0.0, now.manifest))
+    reporter.planned([o.planned for o in outcomes])
+    for outcome in outcomes:
+        reporter.finished(outcome)
+    toolchain = Toolchain(name, target.toolchain)
     return BuildReport(toolchain, outcomes, path, lock_written=False, changed=[])
+
+
+def _locked_target(
+    lock: Lock, path: Path, spec: DeploySpec, compiler: CompilerSpec, *, emulate: bool
+) -> str:
+    """The target of `lock` that a compile of `spec` would be for; of several cpus the host's."""
+    if emulate:
+        wanted = [HLO_TARGET]
+    elif compiler.is_neuron:
+        wanted = [neuron_target(spec.target, compiler.options["lnc"])]
+    else:
+        named = [name for name in lock.targets if name.partition("-")[0] == "cpu"]
+        wanted = [f"cpu-{host_march()}", *named] if len(named) > 1 else named
+    for name in wanted:
+        if name in lock.targets:
+            return name
+    raise LockError(
+        f"{path} names nothing for target {spec.target}, only for {', '.join(lock.targets)}",
+        hint=compile_command(spec.path, emulate=emulate),
+    )
 
 
 def _finish(

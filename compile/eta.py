@@ -52,6 +52,11 @@ class Eta:
     def _mean_s(self) -> float | None:
         return sum(self._compiled_s) / len(self._compiled_s) if self._compiled_s else None
 
+    @property
+    def is_of_something(self) -> bool:
+        """Whether anything is to be compiled."""
+        return bool(self._expected_s)
+
     def at_the_start(self) -> str:
         """What a build says when it begins."""
         count = len(self._expected_s)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from nxbucket.compile.cache import ArtifactCache
+from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.compiler import CompilerSpec
 from nxbucket.compile.cost import CompileTimes
 from nxbucket.compile.jobs import JobMemory
@@ -35,7 +35,7 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class Work:
-    """The programs that a build lacks, and what is known of how long and how large they are."""
+    """The programs that a build lacks or has to push, and what is known of time and memory."""
 
     cache: ArtifactCache
     compiler: CompilerSpec
@@ -47,7 +47,8 @@ class Work:
 
     def expected_s(self) -> dict[str, float | None]:
         times = self.times
-        return {p.name: times.estimate_s(p.program) if times else None for p in self.pending}
+        missing = [p for p in self.pending if not isinstance(p.found, Hit)]
+        return {p.name: times.estimate_s(p.program) if times else None for p in missing}
 
 
 class Executor(Protocol):

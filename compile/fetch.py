@@ -59,9 +59,9 @@ def fetch_locked(
         if only_target in (None, name)
     ]
     missing = {
-        (name, p.name)
+        (name, p.name): fault
         for name, p in programs
-        if fault_of(lock, name, p, cache.lookup(p.key)) is not None
+        if (fault := fault_of(lock, name, p, cache.lookup(p.key))) is not None
     }
     # What is here as locked need not be asked for, unless newer bytes would do as well.
     asked = [(name, p) for name, p in programs if not locked or (name, p.name) in missing]
@@ -81,7 +81,11 @@ def fetch_locked(
     }
     if changed:
         _relock(lock, lock_file, changed)
-    faults = [why for which, why in found.items() if isinstance(why, str) and which in missing]
+    faults = [
+        why if missing[which] == why else f"{why} (and here: {missing[which]})"
+        for which, why in found.items()
+        if isinstance(why, str) and which in missing
+    ]
     if faults:
         raise LockError(
             f"{store.location} does not hold what {lock_file} names: {'; '.join(faults)}",

@@ -7,6 +7,7 @@ other, and writes entries only when all their blobs are in place. Not compressed
 
 import contextlib
 import io
+import os
 import re
 import shutil
 import tarfile
@@ -34,7 +35,7 @@ def pack(cache: ArtifactCache, keys: Collection[str], into: Path, progress: Prog
 
     Raises CacheError, before anything is written, if one of them is not whole.
     """
-    if not into.name or into.is_dir():
+    if not into.name or os.path.isdir(into):  # is_dir raises for a name too long
         raise CacheError(f"{into}: is a folder", hint="name a file, such as artifacts.tar")
     manifests = {}
     for key in sorted(set(keys)):

@@ -23,8 +23,10 @@ POLL_S = 0.2
 
 def local_pool(work: Work) -> "Pool":
     """As many processes on this host as were asked for, or as it carries."""
-    jobs = choose_jobs(len(work.pending), work.memory, work.options.jobs)
-    work.reporter.noted(f"note: {jobs.why}")
+    missing = len(work.expected_s())
+    jobs = choose_jobs(missing or len(work.pending), work.memory, work.options.jobs)
+    if missing:
+        work.reporter.noted(f"note: {jobs.why}")
     return Pool(work, LocalRunner(work.cache, work.compiler, work.options), jobs.count)
 
 
@@ -46,13 +48,15 @@ class Pool:
         self._pending = collections.deque(work.pending)
         self._again: collections.deque[PlannedProgram] = collections.deque()
         self._signals = Signals(threading.Event(), threading.Event())
+        self._damaged: set[str] = set()
 
     def run(self) -> list[Outcome]:
         """Every program's outcome. What was worth a retry is tried once more, at the end.
 
         KeyboardInterrupt stops the running compiles and leaves what is finished in the cache.
         """
-        self._reporter.begins(self._eta)
+        if self._eta.is_of_something:
+            self._reporter.begins(self._eta)
         outcomes = self._drain(self._threads, last=not self._options.retry)
         self._pending, self._again = self._again, collections.deque()
         threads = 1 if self._runner.retries_alone else self._threads
@@ -131,6 +135,7 @@ class Pool:
         if isinstance(found, Pulled):
             return Outcome(planned, "pulled", time.monotonic() - start, found.manifest)
         if isinstance(found, Damaged):
+            self._damaged.add(planned.key)
             self._reporter.noted(f"{planned.name}: not pulled: {found.reason}")
         return None
 
@@ -172,7 +177,10 @@ class Pool:
         if store is None or not self._options.push or manifest is None:
             return outcome
         transfer = Transfer(say=self._reporter.noted, stop=self._signals.stop)
-        (pushed,) = Pusher(store, self._cache, transfer).push_of_one_graph([manifest])
+        pusher = Pusher(store, self._cache, transfer)
+        # What was found damaged there is written over, whatever it looks like from outside.
+        anew = outcome.planned.key in self._damaged
+        (pushed,) = pusher.push_of_one_graph([manifest], anew=anew)
         if pushed.status != "adopted":
             return outcome
         theirs = pull(store, self._cache, outcome.planned.key, _nobody)

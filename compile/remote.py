@@ -144,13 +144,32 @@ class Pusher:
                 # A gc that saw it while it was old may still take it: look again after that.
                 self._wait_for_sweep()
 
-    def push_of_one_graph(self, manifests: Sequence[Manifest]) -> list[Pushed]:
-        """Several of one graph key; then the graph's own entry: what an upgrade finds again."""
-        pushed = [self.push(manifest) for manifest in manifests]
+    def push_of_one_graph(
+        self, manifests: Sequence[Manifest], *, anew: bool = False
+    ) -> list[Pushed]:
+        """Several of one graph key; then the graph's own entry: what an upgrade finds again.
+
+        `anew`: over what is there, which a reader has found damaged.
+        """
+        push = self._push_over if anew else self.push
+        pushed = [push(manifest) for manifest in manifests]
         graph = self._cache.entry(manifests[0].graph_key)
         if isinstance(graph, Manifest) and graph.blobs in {m.blobs for m in manifests}:
-            self.push(graph)
+            push(graph)
         return pushed
+
+    def _push_over(self, manifest: Manifest) -> Pushed:
+        for blob in manifest.blobs:
+            if blob.digest not in self._ours:
+                self._upload(blob)
+                self._ours.add(blob.digest)
+        name = entry_name(manifest.key)
+        with contextlib.suppress(OddObject):
+            found = self._store.read(name, MAX_ENTRY_BYTES)
+            tag = None if found is None else found.tag
+            if self._store.put(name, manifest.to_json(), replacing=tag):
+                return Pushed("pushed", manifest)
+        return self.push(manifest)
 
     def _made_young(self, name: str, found: Content) -> bool:
         """Whether an entry was from long ago: what a gc may be about to take.
@@ -228,6 +247,6 @@ def _fetch(
         more = "more than " if size > blob.size_bytes else f"{size} bytes, not "
         return Damaged(f"{at}: {more}{blob.size_bytes}")
     if sha256 != blob.digest:
-        return Damaged(f"{at}: sha256 differs from its name")
+        return Damaged(f"{at}: sha256 differs from its name; remove it there, and push again")
     cache.adopt_blob(staged, blob)
     return None

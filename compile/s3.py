@@ -232,7 +232,8 @@ class S3Store:
             if absent_is_answer and "NoSuchBucket" not in str(err):
                 return None
             raise StoreError(
-                f"{at}: there is no bucket {self._bucket}", hint="aws s3 mb, or mend the name"
+                f"{at}: there is no bucket {self._bucket}",
+                hint=f"aws s3 mb s3://{self._bucket}, or mend the name",
             ) from err
 
     def _open(self, region: str | None) -> obstore.store.S3Store:
@@ -423,5 +424,23 @@ def _configuration_fault(location: str, err: Exception) -> StoreError:
 
 
 def _sentence(said: str) -> str:
-    """Without obstore's pages for its developers."""
-    return " ".join(said.partition("Debug source:")[0].split())
+    """Without obstore's pages for its developers, and the address, which is said already."""
+    first = " ".join(said.partition("Debug source:")[0].split())
+    found = REQUEST.search(first)
+    if found is None:
+        return first
+    why = next((words for sign, words in SIGNS.items() if sign in said), found["why"])
+    tries = f", asked {int(found['retries']) + 1} times" if found["retries"] else ""
+    return f"{why} ({found['method']}, after {found['time']}{tries})"
+
+
+REQUEST = re.compile(
+    r"Error performing (?P<method>[A-Z]+) \S+ in (?P<time>[^\s,]+)"
+    r"(, after (?P<retries>\d+) retries[^-]*)?\s+- (?P<why>.*)"
+)
+SIGNS = {
+    "ConnectionRefused": "connection refused: nothing listens there",
+    "dns error": "no such host",
+    "kind: Timeout": "no answer in time",
+    "ConnectionReset": "the connection was broken off",
+}

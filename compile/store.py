@@ -23,6 +23,7 @@ import filelock
 
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem, StoreError
+from nxbucket.toolkit.store_address import is_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -111,7 +112,7 @@ def open_store(location: str) -> Store:
         from nxbucket.compile.s3 import S3Store
 
         return S3Store(location)
-    if "://" in location or not location.strip():
+    if not is_folder(location):
         raise StoreError(
             f"{location!r}: no store has this kind of address",
             hint="s3://bucket/prefix, or the path of a folder",

@@ -181,6 +181,10 @@ def compile(
         cache, compiler = ArtifactCache(choice.root), compiler_for(spec, emulate=emulate)
         output.print_note(f"cache {choice.root} ({choice.origin})")
         store = None if offline else remote_of(spec, remote)
+        if push and offline:
+            raise UsageError(
+                "--push and --offline do not go together", hint="leave one of them out"
+            )
         if push and store is None:
             raise UsageError(
                 "--push without a remote to push to",
@@ -198,7 +202,7 @@ def compile(
             if junit is not None:
                 progress = stack.enter_context(JUnitReporter(progress, junit, str(spec.path)))
             if locked:
-                report = take_locked(spec, cache, compiler, progress, store)
+                report = take_locked(spec, cache, compiler, progress, store, emulate=emulate)
             else:
                 max_rss_bytes = None if max_rss_gib is None else int(max_rss_gib * (1 << 30))
                 options = PoolOptions(

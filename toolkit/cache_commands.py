@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, Remote, examples
+from nxbucket.toolkit.arguments import Json, examples
 from nxbucket.toolkit.errors import UsageError
 from nxbucket.toolkit.quantities import bytes_of, seconds_of
 
@@ -23,7 +23,18 @@ CacheDir = Annotated[
     Path | None,
     typer.Option(
         "--cache-dir",
-        help="The cache folder; without it NXBUCKET_CACHE_DIR or the user's cache folder.",
+        help="The cache folder; without it NXBUCKET_CACHE_DIR or the user's cache folder. A model "
+        "file's artifacts.cache is to be named here.",
+        show_default=False,
+    ),
+]
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        metavar="STORE",
+        help="The shared store, s3://bucket/prefix or a folder. No model file is read for it.",
         show_default=False,
     ),
 ]
@@ -105,7 +116,7 @@ def cache_verify(
             "that the next compile builds it.",
         ),
     ] = False,
-    remote: Remote = None,
+    remote: StoreOption = None,
     as_json: Json = False,
 ) -> None:
     """Check every entry, and size and sha256 of every blob. Exit 1 if anything stays wrong."""
@@ -140,7 +151,11 @@ def cache_verify(
             for key, reason in corrupt.items():
                 done = f" ({mended[key]})" if key in mended else ""
                 output.print_data(f"{key}: {reason}{done}")
-            output.print_note(f"{cache.root}: {len(found)} entries, {len(corrupt)} corrupt")
+            how = "" if repair or not corrupt else "; --repair --remote STORE mends them"
+            done = f", {len(corrupt) - len(left)} mended" if repair else ""
+            output.print_note(
+                f"{cache.root}: {len(found)} entries, {len(corrupt)} corrupt{done}{how}"
+            )
         if left:
             raise typer.Exit(1)
 
@@ -188,7 +203,7 @@ def cache_gc(
             show_default=False,
         ),
     ] = None,
-    remote: Remote = None,
+    remote: StoreOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -219,6 +234,9 @@ def cache_gc(
                 f"--grace is {grace}: in a shared store, pushes rely on what is younger than 2h",
                 hint="--grace 2h or longer",
             )
+        for path in lock or ():
+            if not path.is_file():
+                raise UsageError(f"no such file: {path}", hint="--lock names a lock file")
         reachable = reachable_keys(map(read_lock, lock or ()))
         if remote is not None:
             store = open_store(remote)

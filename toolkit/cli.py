@@ -159,6 +159,7 @@ def main() -> None:
         output.print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
+        output.print_note("interrupted; what is finished stays")
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Python flushes stdout once more on its way out; there must be something to flush to.

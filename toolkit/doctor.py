@@ -6,6 +6,7 @@ none imports torch or vLLM: versions come from the packages' metadata.
 
 import importlib.metadata
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -317,13 +318,17 @@ def check_lock(model_file: Path, *, emulate: bool = False) -> tuple[Check, Serve
         message = f"no {lock_file.name} yet: nothing is compiled for {model_file.name}"
         return Check(name, Status.WARN, message, compile_it), None
     try:
-        _, served = _resolve(model_file, emulate=emulate)
+        spec, served = _resolve(model_file, emulate=emulate)
     except NxbucketError as err:
         return Check(name, Status.FAIL, err.message, err.hint), None
     try:
         manifests = served.verified_manifests()
     except NxbucketError as err:
-        return Check(name, Status.FAIL, err.message, err.hint), served
+        hint = err.hint
+        if spec.artifacts.remote is not None:
+            pull = f"nxbucket pull {shlex.quote(str(model_file))} --locked"
+            hint = f"{pull}, if {spec.artifacts.remote} has them; else {hint}"
+        return Check(name, Status.FAIL, err.message, hint), served
     message = f"{lock_file}: {len(manifests)} programs for {served.target}, all in the cache"
     if served.emulated:
         message += "; only --emulate serves them"

@@ -24,6 +24,7 @@ from nxbucket.toolkit.refusals import (
     unknown_key_hint,
 )
 from nxbucket.toolkit.section import Section, integer_hint
+from nxbucket.toolkit.store_address import is_folder
 from nxbucket.toolkit.validate import Limits, check_limits
 from nxbucket.toolkit.yaml_source import Document, MapNode, Node, ScalarNode
 
@@ -330,18 +331,16 @@ class _SpecReader:
 
     def _read_artifacts(self, section: Section) -> dict[str, Any]:
         cache, remote = section.string("cache", None), section.string("remote", None)
-        if remote is not None and "://" in remote and not remote.startswith("s3://"):
-            message = f"{section.dotted('remote')} is {show(remote)}: no store has such an address"
-            section.report("remote", "remote", message, "s3://bucket/prefix, or a folder")
-        if remote is not None and not remote.strip():
-            message = f"{section.dotted('remote')} is empty"
-            section.report("remote", "remote", message, "s3://bucket/prefix, a folder, or no line")
-        elif remote is not None and "://" not in remote:
-            try:
-                remote = str(self._file.parent / Path(remote).expanduser())
-            except RuntimeError:
-                message = f"{section.dotted('remote')} is {show(remote)}: there is no such home"
-                section.report("remote", "remote", message, "give the path without `~`")
+        if remote is not None and not remote.startswith("s3://"):
+            mend = "s3://bucket/prefix, or a folder"
+            said = f"{section.dotted('remote')} is {show(remote)}"
+            if not is_folder(remote):
+                section.report("remote", "remote", f"{said}: no store has such an address", mend)
+            else:
+                try:
+                    remote = str(self._file.parent / Path(remote).expanduser())
+                except RuntimeError:
+                    section.report("remote", "remote", f"{said}: there is no such home", mend)
         return {"cache": None if cache is None else self._file.parent / cache, "remote": remote}
 
     def _read_serve(self) -> dict[str, Any]:

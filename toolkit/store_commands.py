@@ -62,6 +62,8 @@ def _locked(given: Path | None) -> "tuple[DeploySpec, Lock, Path]":
 
     path = model_or_lock_file(given)
     file = model_file_of(path) if path.suffix == ".lock" else path
+    if not file.is_file():
+        raise UsageError(f"no such file: {file}", hint="give the path of a model file or its lock")
     lock_file = lock_path(file.absolute())
     lock = read_lock(lock_file)
     spec = load_spec(file, lambda model, revision: locked_commit(lock, lock_file, model, revision))
@@ -238,6 +240,9 @@ def diff(old: LockFile, new: LockFile, as_json: Json = False) -> None:
         from nxbucket.compile.lockfile import read_lock
         from nxbucket.toolkit.lock_report import diff_as_json, print_diff
 
+        for path in (old, new):
+            if not path.is_file():
+                raise UsageError(f"no such file: {path}", hint="give the paths of two lock files")
         found = diff_locks(read_lock(old), read_lock(new))
         if as_json:
             output.print_json(diff_as_json(found))
@@ -268,9 +273,10 @@ def pack(
             size_bytes = pack_artifacts(cache, keys, archive, progress)
         if as_json:
             output.print_json({"ok": True, "archive": str(archive), "size_bytes": size_bytes})
+        where = " --cache-dir FOLDER" if spec.artifacts.cache is not None else ""
         output.print_note(
             f"{archive}: {len(programs)} programs, {size_bytes} bytes; there: nxbucket unpack "
-            f"{archive.name}, with {spec.path.name} and {lock_file.name} beside it"
+            f"{archive.name}{where}, and then with {spec.path.name} and {lock_file.name} as here"
         )
 
 

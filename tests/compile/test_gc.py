@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -101,7 +102,11 @@ def test_size_takes_the_least_recently_used_first(cache: ArtifactCache) -> None:
 def test_an_entry_that_cannot_be_read_goes(cache: ArtifactCache) -> None:
     manifest = put_artifact(cache)
     cache.entry_path(manifest.key).write_text("{}")
-    assert gone(collect_cache(cache, {manifest.key}, ALL, dry_run=False)) == {manifest.key}
+    kept = collect_cache(cache, {manifest.key}, ALL, dry_run=False)
+    assert gone(kept) == set()
+    assert "cannot be read" in kept.failed[0]  # and so no blob went either
+    assert cache.blob_path(manifest.blobs[0].digest).is_file()
+    assert manifest.key in gone(collect_cache(cache, (), ALL, dry_run=False))
 
 
 def test_what_a_living_process_holds_stays(cache: ArtifactCache) -> None:
@@ -135,6 +140,21 @@ def test_a_lease_ends_with_its_process_however_it_ends(cache: ArtifactCache) -> 
     process.communicate()
     assert leased_keys(cache.root) == set()
     assert list(cache.root.glob("leases/*")) == []
+
+
+def test_a_lease_is_one_only_when_it_is_whole_and_every_user_can_see_it(
+    cache: ArtifactCache,
+) -> None:
+    before = os.umask(0o077)
+    try:
+        with lease(cache.root, ["a" * 64]):
+            (path,) = (cache.root / "leases").iterdir()
+            assert path.suffix == ".json"
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+            assert leased_keys(cache.root) == {"a" * 64}
+    finally:
+        os.umask(before)
+    assert leased_keys(cache.root) == set()
 
 
 def test_a_cache_that_is_only_read_can_be_leased(tmp_path: Path) -> None:

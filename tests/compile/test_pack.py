@@ -1,6 +1,8 @@
 """One tar file for a host without a network, and tar files that are none of ours."""
 
+import concurrent.futures
 import io
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -204,3 +206,35 @@ def test_an_entry_of_the_wrong_manifest_is_refused(
     archive = write(tmp_path / "a.tar", member(entry_name(manifest.key), swapped.to_json()), *blobs)
     with pytest.raises(CacheError, match="holds the entry of key"):
         unpack(archive, other, nobody)
+
+
+def test_an_artifact_that_is_here_stays(
+    cache: ArtifactCache, other: ArtifactCache, tmp_path: Path
+) -> None:
+    """Its lock may name these bytes, and compilers do not always give the same."""
+    theirs, ours = put_artifact(cache, b"theirs"), put_artifact(other, b"ours")
+    assert theirs.key == ours.key
+    pack(cache, {theirs.key}, tmp_path / "a.tar", lambda _: None)
+    unpack(tmp_path / "a.tar", other, lambda _: None)
+    assert other.lookup(ours.key) == Hit(ours)
+
+
+def test_two_at_once_unpack_the_same(
+    cache: ArtifactCache, other: ArtifactCache, tmp_path: Path
+) -> None:
+    manifest = put_artifact(cache, os.urandom(3_000_000))
+    pack(cache, {manifest.key}, tmp_path / "a.tar", lambda _: None)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda _: unpack(tmp_path / "a.tar", other, lambda _: None), range(4))
+        assert list(results) == [[manifest.key]] * 4
+    assert other.lookup(manifest.key) == Hit(manifest)
+
+
+@pytest.mark.parametrize("name", ["", "file/a.tar", "n" * 300])
+def test_a_place_where_no_file_can_be_is_explained(
+    cache: ArtifactCache, tmp_path: Path, name: str
+) -> None:
+    manifest = put_artifact(cache)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError):
+        pack(cache, {manifest.key}, tmp_path / name, lambda _: None)

@@ -32,11 +32,14 @@ from nxbucket.compile.remote import (
     Damaged,
     Pulled,
     Pushed,
+    Pusher,
     blob_name,
     entry_name,
     pull,
 )
 from nxbucket.compile.store import DirectoryStore
+from nxbucket.compile.subprocess_job import Stopped
+from nxbucket.compile.sweep import Sweep
 from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import CacheError, StoreError
 
@@ -376,6 +379,58 @@ def test_a_push_at_any_moment_of_a_gc_is_whole_afterwards(tmp_path: Path) -> Non
         assert pull(store, new_cache(folder / "reader"), manifest.key, nobody) == Pulled(manifest)
         assert pull(store, new_cache(folder / "second"), old.key, nobody) == Absent()
     assert 3 < step < MAX_STEPS - 1
+
+
+def test_what_a_push_found_there_from_long_ago_is_young_afterwards(
+    cache: ArtifactCache, store: DirectoryStore, tmp_path: Path
+) -> None:
+    """Else the lock that names it would be of nothing after the next sweep."""
+    manifest = put_artifact(cache)
+    push(store, cache, manifest.key, nobody)
+    aged(store, 1e6)
+    assert push(store, cache, manifest.key, nobody).status == "present"
+    collect_store(store, (), Limits(grace_s=7200), dry_run=False, transfer=Transfer())
+    assert pull(store, new_cache(tmp_path / "reader"), manifest.key, nobody) == Pulled(manifest)
+
+
+def test_a_push_that_waits_for_a_sweep_says_so_and_can_be_stopped(
+    cache: ArtifactCache, store: DirectoryStore
+) -> None:
+    manifest = put_artifact(cache)
+    push(store, cache, manifest.key, nobody)
+    aged(store, 1e6)
+    assert Sweep(store).begin()
+    said: list[str] = []
+    transfer = Transfer(say=said.append)
+    transfer.stop.set()
+    with pytest.raises(Stopped):
+        Pusher(store, cache, transfer).push(manifest)
+    assert "waiting for a gc" in said[0]
+
+
+def test_a_sweep_leaves_the_note_of_the_one_that_took_over(store: DirectoryStore) -> None:
+    first, second = Sweep(store), Sweep(store)
+    assert first.begin()
+    assert not second.begin()
+    time.sleep(0.6)  # STALE_S here
+    assert second.begin()
+    first.end()
+    assert not Sweep(store).begin()
+    second.end()
+    assert Sweep(store).begin()
+
+
+def test_one_odd_object_stops_neither_a_pull_nor_a_sweep(
+    cache: ArtifactCache, other: ArtifactCache, store: DirectoryStore
+) -> None:
+    manifest = put_artifact(cache)
+    push(store, cache, manifest.key, nobody)
+    entry = store.root / entry_name(manifest.key)
+    entry.unlink()
+    entry.symlink_to("elsewhere")
+    assert isinstance(pull(store, other, manifest.key, nobody), Damaged)
+    gc_all(store)
+    assert faults(other) == {}
 
 
 def test_two_pushes_at_once_leave_one_whole_artifact(tmp_path: Path) -> None:

@@ -209,6 +209,46 @@ def test_compile_locked_refuses_other_bytes_in_the_cache(
     assert "has other bytes than the lock names" in err
 
 
+def test_compile_locked_is_of_the_model_file_that_was_locked(run: Run, ci: Path) -> None:
+    run(ci, "compile")
+    file = ci / "model.yaml"
+    before = file.read_text()
+    file.write_text(before.replace("32, 64", "16, 64"))
+    assert file.read_text() != before
+    code, _, err = run(ci, "compile", "--locked")
+    assert code == 1
+    assert "was made from another model.yaml" in err
+
+
+@pytest.mark.parametrize("other", [["--push"], ["--shard", "1/2"], ["--executor", "ray"]])
+def test_compile_locked_drops_no_option_silently(run: Run, ci: Path, other: list[str]) -> None:
+    code, _, err = run(ci, "compile", "--locked", *other)
+    assert code == 2
+    assert other[0] in err
+
+
+def test_a_damaged_object_that_looks_whole_from_outside_is_written_over(
+    run: Run, ci: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in S3, which tells a size, and not what the bytes are."""
+
+    def age_by_size(store: DirectoryStore, name: str, size_bytes: int, _: str) -> float | None:
+        path = store.root / name
+        return 0.0 if path.is_file() and path.stat().st_size == size_bytes else None
+
+    monkeypatch.setattr(DirectoryStore, "age_s", age_by_size)
+    run(ci, "compile", "--push")
+    for path in (tmp_path / "store/blobs").rglob("*"):
+        if path.is_file():
+            path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    second = host(tmp_path / "second")
+    code, out, err = run(second, "compile", "--push", "--json", salt="second")
+    assert (code, statuses(out)) == (0, {"compiled"})
+    assert "sha256 differs" in err
+    server = host(tmp_path / "server", like=second)
+    assert run(server, "pull", "--locked")[0] == 0
+
+
 def test_shards_make_one_lock(run: Run, ci: Path, tmp_path: Path) -> None:
     seen: list[str] = []
     for i in (1, 2, 3):
