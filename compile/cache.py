@@ -30,7 +30,7 @@ from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, BlobRole, Manifest, is_digest
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
 
-MAX_ENTRY_BYTES = 64 << 20
+MAX_ENTRY_BYTES = 4 << 20
 SHARED_MODE = 0o666
 """Of lock files, which stay: whoever may write to the folder may compile the same program later."""
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "fuse.s3fs", "9p"}
@@ -152,7 +152,7 @@ class ArtifactCache:
             if size != blob.size_bytes:
                 return f"{path}: {size} bytes, {blob.size_bytes} expected"
             if (found.st_mode | path.parent.stat().st_mode) & stat.S_IWOTH:
-                return f"{path}: it or its folder can be written by everybody on this host"
+                return f"{path}: everybody on this host can write to it: chmod -R o-w {self.root}"
             if hashed and file_sha256(path) != blob.digest:
                 return f"{path}: sha256 differs from its name"
         except FileNotFoundError:

@@ -1,5 +1,6 @@
 """What a lock names, from a store into the local cache."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,9 +88,14 @@ def fetch_locked(
         if isinstance(why, str) and which in missing
     ]
     if faults:
+        file = shlex.quote(str(model_file_of(lock_file)))
+        hint = f"on a host that compiles: nxbucket compile --push {file}"
+        if any("has other bytes than the lock names" in why for why in faults):
+            hint = f"take the newer lock, or nxbucket pull {file}, which takes these bytes"
+        elif any("remove it" in why for why in faults):
+            hint = f"remove what is named here from the store, then {hint}"
         raise LockError(
-            f"{store.location} does not hold what {lock_file} names: {'; '.join(faults)}",
-            hint=f"on a host that compiles: nxbucket compile --push {model_file_of(lock_file)}",
+            f"{store.location} does not hold what {lock_file} names: {'; '.join(faults)}", hint=hint
         )
     statuses = []
     for name, p in programs:

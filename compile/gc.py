@@ -18,9 +18,9 @@ from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
 from nxbucket.compile.canonical import sha256_hex
 from nxbucket.compile.leases import collecting, leased_keys
 from nxbucket.compile.lockfile import Lock
-from nxbucket.compile.manifest import Blob, Manifest
+from nxbucket.compile.manifest import Blob, Manifest, is_digest
 from nxbucket.compile.remote import entry_name
-from nxbucket.compile.store import OddObject, Store
+from nxbucket.compile.store import OddObject, Store, files_below
 from nxbucket.compile.sweep import Sweep, sweeping
 from nxbucket.compile.transfers import Transfer
 from nxbucket.toolkit.errors import CacheError
@@ -76,10 +76,11 @@ class _Entry:
         return frozenset(() if self.manifest is None else self.manifest.blobs)
 
 
-def reachable_keys(locks: Iterable[Lock]) -> set[str]:
-    """Input and graph keys of every program of every target."""
+def named_by(locks: Iterable[Lock]) -> set[str]:
+    """Input keys, graph keys and digests of the blobs of every program of every target."""
     programs = [p for lock in locks for target in lock.targets.values() for p in target.programs]
-    return {key for p in programs for key in (p.key, p.graph_key)}
+    keys = {key for p in programs for key in (p.key, p.graph_key)}
+    return keys | {blob.digest for p in programs for blob in p.blobs}
 
 
 def collect_cache(
@@ -90,7 +91,8 @@ def collect_cache(
         now = time.time()
         entries = [
             _Entry(key, _or_none(cache.entry(key)), *_stat_of(cache.entry_path(key)))
-            for key in cache.all_keys()
+            for key in sorted(path.stem for path in files_below(cache.root / "entries"))
+            if is_digest(key)
         ]
         held = leased_keys(cache.root)
         collected = Collected()
@@ -99,10 +101,15 @@ def collect_cache(
             if why := doomed.get(entry.key):
                 path = cache.entry_path(entry.key)
                 _remove(path, "entry", entry.key, entry.size_bytes, why, dry_run, collected)
-        named = _named(entries, doomed, collected)
-        for path in cache.root.glob("blobs/sha256/??/*"):
+        named = _named(entries, doomed, reachable, collected)
+        for path in files_below(cache.root / "blobs/sha256"):
             used_s, size_bytes = _stat_of(path)
-            if named is None or path.name in named or now - used_s < limits.grace_s:
+            if (
+                named is None
+                or path.name in named
+                or path.name in reachable
+                or now - used_s < limits.grace_s
+            ):
                 continue
             why = "no entry names it"
             _remove(path, "blob", path.name, size_bytes, why, dry_run, collected)
@@ -166,10 +173,15 @@ def _sweep_store(
                     continue
                 store.delete(name)
             collected.removed.append(Removed("entry", entry.key, entry.size_bytes, why))
-    named = _named(entries, doomed, collected)
+    named = _named(entries, doomed, reachable, collected)
     for found in list(store.list("blobs/")):
         digest = found.name.rpartition("/")[2]
-        if named is None or digest in named or now - found.modified_s < limits.grace_s:
+        if (
+            named is None
+            or digest in named
+            or digest in reachable
+            or now - found.modified_s < limits.grace_s
+        ):
             continue
         if sweep is not None:
             sweep.goes_on()
@@ -183,9 +195,12 @@ def _sweep_store(
 
 
 def _named(
-    entries: Iterable[_Entry], doomed: Collection[str], collected: Collected
+    entries: Iterable[_Entry],
+    doomed: Collection[str],
+    reachable: Collection[str],
+    collected: Collected,
 ) -> set[str] | None:
-    """Digests of the blobs of every entry that stays; None if one of them does not say which."""
+    """Digests that a lock or an entry that stays names; None if one of them does not say which."""
     staying = [e for e in entries if e.key not in doomed]
     unknown = [e.key for e in staying if e.manifest is None]
     if unknown:
@@ -194,7 +209,7 @@ def _named(
             "not known"
         )
         return None
-    return {b.digest for e in staying if e.manifest is not None for b in e.manifest.blobs}
+    return {b.digest for e in staying for b in e.blobs} | set(reachable)
 
 
 def _doomed(

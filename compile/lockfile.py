@@ -343,6 +343,9 @@ def _lock_from_json(raw: Any) -> Lock:
     spec = raw["spec"]
     _check(isinstance(spec, dict), "`spec` is malformed")
     _check(set(PROGRAM_KEYS) <= set(spec), f"`spec` lacks {sorted(set(PROGRAM_KEYS) - set(spec))}")
+    for name in ("block_size", "max_model_len"):
+        _check(_is_size(spec[name]), f"`{name}` of `spec`")
+    _check(isinstance(spec["dtype"], str), "`dtype` of `spec`")
     _fields(raw["architecture"], Architecture)
     _fields(raw["architecture"]["rope"], Rope)
     Architecture.from_json(raw["architecture"])
@@ -379,7 +382,7 @@ def _target(raw: Any) -> LockedTarget:
 
 def _program(raw: Any) -> LockedProgram:
     _fields(raw, LockedProgram)
-    _check(isinstance(raw["name"], str), "`name` of a program")
+    _check(isinstance(raw["name"], str) and raw["name"].isprintable(), "`name` of a program")
     _check(raw["phase"] in get_args(Phase), "`phase` of a program")
     _check(_is_size(raw["size"]), "`size` of a program")
     context = raw["context_len"]

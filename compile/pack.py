@@ -10,9 +10,12 @@ import io
 import os
 import re
 import shutil
+import stat
 import tarfile
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Hit
 from nxbucket.compile.canonical import file_sha256
@@ -20,7 +23,6 @@ from nxbucket.compile.key import manifest_fault
 from nxbucket.compile.leases import publishing
 from nxbucket.compile.manifest import Blob, Manifest
 from nxbucket.compile.remote import blob_name, entry_name
-from nxbucket.compile.sound import sound_lookup
 from nxbucket.compile.store import CHUNK_BYTES, Progress
 from nxbucket.toolkit.errors import CacheError
 
@@ -30,13 +32,41 @@ MAX_ENTRIES = 100_000
 MAX_ENTRIES_BYTES = 1 << 30
 
 
+@dataclass(frozen=True)
+class Unpacked:
+    """`replaced`: programs of which the cache had other bytes."""
+
+    keys: list[str]
+    replaced: list[str]
+
+
+class _PlainFile(tarfile.TarInfo):
+    """Stops at the first header that is no plain file's, before tarfile acts on what it claims.
+
+    Long names, pax headers and sparse maps may claim any size; `pack` writes none of them.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise _NotPlain(found)
+        return found
+
+
+class _NotPlain(Exception):
+    def __init__(self, member: tarfile.TarInfo) -> None:
+        self.member = member
+
+
 def pack(cache: ArtifactCache, keys: Collection[str], into: Path, progress: Progress) -> int:
     """Write the artifacts of `keys` to the file `into`; its size. The same keys, the same bytes.
 
     Raises CacheError, before anything is written, if one of them is not whole.
     """
-    if not into.name or os.path.isdir(into):  # is_dir raises for a name too long
-        raise CacheError(f"{into}: is a folder", hint="name a file, such as artifacts.tar")
+    with contextlib.suppress(OSError):  # what is wrong with the path is said when it is opened
+        if not into.name or not stat.S_ISREG(into.lstat().st_mode):
+            raise CacheError(f"{into}: is no plain file", hint="name a file, such as artifacts.tar")
     manifests = {}
     for key in sorted(set(keys)):
         found = cache.lookup(key)
@@ -47,7 +77,7 @@ def pack(cache: ArtifactCache, keys: Collection[str], into: Path, progress: Prog
             )
         manifests[key] = found.manifest
     blobs = {b.digest: b for m in manifests.values() for b in m.blobs}
-    staged = into.with_name(f".{into.name}.part")
+    staged = into.with_name(f".{into.name[:100]}.{os.urandom(6).hex()}")
     try:
         with tarfile.open(staged, "w:", format=tarfile.GNU_FORMAT) as tar:
             for key, manifest in manifests.items():
@@ -74,12 +104,12 @@ def _member(name: str, size_bytes: int) -> tarfile.TarInfo:
     return member
 
 
-def unpack(archive: Path, cache: ArtifactCache, progress: Progress) -> list[str]:
-    """Bring the artifacts of a packed file into the cache; their keys.
+def unpack(archive: Path, cache: ArtifactCache, progress: Progress) -> Unpacked:
+    """Bring the artifacts of a packed file into the cache.
 
     A member that is not a plain file under one of the two names, a blob no entry speaks of or of
-    another size or sha256, a blob that is missing: CacheError, before any entry is written. An
-    artifact that the cache has under the same key stays.
+    another size or sha256, a blob that is missing: CacheError, before any entry is written. What
+    the cache had under the same keys gives way, as to a pull of another lock.
     """
     # No gc between the first blob and the last entry.
     with _opened(archive) as tar, publishing(cache.root):
@@ -107,11 +137,14 @@ def unpack(archive: Path, cache: ArtifactCache, progress: Progress) -> list[str]
         for digest in sorted(wanted.keys() - have):
             if reason := cache.check_blob(wanted[digest]):
                 raise CacheError(f"{archive}: has no {blob_name(digest)}, and {reason}")
+        replaced = []
         for key, manifest in manifests.items():
             with cache.lock(key):
-                if not isinstance(sound_lookup(cache, key), Hit):
-                    cache.publish(manifest)
-    return sorted(manifests)
+                before = cache.entry(key)
+                if isinstance(before, Manifest) and before.blobs != manifest.blobs:
+                    replaced.append(manifest.program)
+                cache.publish(manifest)
+    return Unpacked(sorted(manifests), sorted(set(replaced)))
 
 
 def _unpack_blob(
@@ -158,8 +191,12 @@ def _manifest(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, key:
 def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     """Not compressed: what unpacks to a thousand times its size is none of ours."""
     try:
-        with tarfile.open(archive, "r:") as tar:
+        if not stat.S_ISREG(archive.stat().st_mode):
+            raise CacheError(f"{archive}: is no plain file", hint="nxbucket pack writes one")
+        with tarfile.open(archive, "r:", tarinfo=_PlainFile) as tar:
             yield tar
+    except _NotPlain as err:
+        raise _refused(archive, err.member, "is no plain file") from err
     except (tarfile.TarError, EOFError, ValueError) as err:
         raise CacheError(
             f"{archive}: is no tar file of ours: {err}", hint="nxbucket pack writes one"

@@ -54,13 +54,13 @@ T = TypeVar("T")
 ATTEMPTS = 5
 PART_BYTES = 8 << 20
 """A file larger than two of these goes up in parts, a few at a time."""
-PARTS_AT_ONCE = 4
+PARTS_AT_ONCE = 2
 CREDENTIALS_LAST = timedelta(minutes=5)
 """Then botocore is asked again, which renews those that end."""
 CLIENT: "ClientConfig" = {
     "allow_http": True,  # for an endpoint that says http://; S3's own say https://
     "connect_timeout": "10s",
-    "read_timeout": "60s",
+    "read_timeout": "90s",
     "timeout": "1h",
     "user_agent": "nxbucket",
 }
@@ -99,6 +99,10 @@ class S3Store:
             raise StoreError(
                 f"{location}: {bucket!r} is no bucket's name", hint="s3://bucket/prefix"
             )
+        if not prefix.isprintable():
+            raise StoreError(
+                f"{location!r}: its prefix cannot be printed", hint="s3://bucket/prefix"
+            )
         if {".", ".."} & {*prefix.split("/")}:
             raise StoreError(
                 f"{location}: `.` and `..` mean nothing in S3", hint="s3://bucket/prefix"
@@ -119,7 +123,8 @@ class S3Store:
             found = bucket.get(self._prefix + name)
             if found.meta["size"] > limit_bytes:
                 raise OddObject(
-                    f"{self._location}/{name}: larger than {limit_bytes} bytes, which no entry is"
+                    f"{self._location}/{name}: larger than {limit_bytes} bytes, which no entry is: "
+                    "remove it there, and push again"
                 )
             return Content(bytes(found.bytes()), str(found.meta["e_tag"]))
 
@@ -131,7 +136,7 @@ class S3Store:
             chunks = bucket.get(self._prefix + name).stream(CHUNK_BYTES)
             return copy(chunks, target.write, limit_bytes, progress)
 
-        with disk_said(), into.open("wb") as target:
+        with disk_said(into), into.open("wb") as target:
             return self._ask(name, "s3:GetObject", act)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
@@ -142,7 +147,7 @@ class S3Store:
         return max(0.0, time.time() - found["last_modified"].timestamp())
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
-        with disk_said():
+        with disk_said(path):
             size = path.stat().st_size
             in_parts = size > 2 * PART_BYTES
             # What is hashed is what is sent, but for a large file.
@@ -160,7 +165,7 @@ class S3Store:
                 max_concurrency=PARTS_AT_ONCE,
             )
 
-        with disk_said():
+        with disk_said(path):
             self._ask(name, "s3:PutObject", act, absent_is_answer=False)
         progress(size)
 
@@ -231,10 +236,7 @@ class S3Store:
                 raise  # The local disk's.
             if absent_is_answer and "NoSuchBucket" not in str(err):
                 return None
-            raise StoreError(
-                f"{at}: there is no bucket {self._bucket}",
-                hint=f"aws s3 mb s3://{self._bucket}, or mend the name",
-            ) from err
+            raise self._no_bucket(at) from err
 
     def _open(self, region: str | None) -> obstore.store.S3Store:
         with _configuration_said(self._location):
@@ -272,12 +274,20 @@ class S3Store:
         region: str | None = headers.get("x-amz-bucket-region")
         return region
 
+    def _no_bucket(self, at: str) -> StoreError:
+        return StoreError(
+            f"{at}: there is no bucket {self._bucket}",
+            hint=f"aws s3 mb s3://{self._bucket}, or mend the name",
+        )
+
     def _refused(self, at: str, permission: str, err: BaseException) -> StoreError:
         said = str(err)
         if self._credentials is not None and self._credentials.fault is not None:
             return _configuration_fault(self._location, self._credentials.fault)
         code = found[1] if (found := ERROR_CODE.search(said)) else ""
         status = found[1] if (found := STATUS.search(said)) else ""
+        if code == "NoSuchBucket":
+            return self._no_bucket(at)
         if fault := CREDENTIAL_FAULTS.get(code):
             return StoreError(
                 f"{at}: S3 does not take the credentials: {fault} ({code})",
@@ -326,9 +336,9 @@ def _config(session: "Session", bucket: str, location: str) -> "S3Config":
 
     scoped = session.get_scoped_config()
     config: S3Config = {
-        "region": os.environ.get("AWS_REGION")
-        or session.get_config_variable("region")
-        or "us-east-1",
+        "region": (
+            os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1"
+        ).strip(),
         # Of the whole object, and in the signature: it stands for the bytes, as with the AWS CLI.
         "checksum_algorithm": "CRC64NVME",
         "unsigned_payload": True,
@@ -354,6 +364,7 @@ def _check_endpoint(endpoint: str, location: str) -> None:
         parts = urllib.parse.urlsplit(endpoint)
         good = parts.scheme in ("http", "https") and bool(parts.hostname)
         good = good and (parts.port is None or parts.port > 0)
+        good = good and not any(c.isspace() or not c.isprintable() for c in endpoint)
     except ValueError:
         good = False
     if not good:
@@ -379,6 +390,7 @@ class _Credentials:
                 "bucket",
             )
         self._found = found
+        self._location = location
         self.fault: Exception | None = None
         self()  # What is wrong with them is said here, and not from within obstore.
 
@@ -390,6 +402,13 @@ class _Credentials:
             raise
         assert frozen.access_key is not None
         assert frozen.secret_key is not None
+        for value in (frozen.access_key, frozen.secret_key, frozen.token or ""):
+            if any(c.isspace() or not c.isprintable() for c in value):
+                raise StoreError(
+                    f"{self._location}: the AWS credentials hold a blank or a line's end",
+                    hint="take it out of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or "
+                    "AWS_SESSION_TOKEN",
+                )
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,

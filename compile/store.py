@@ -9,6 +9,7 @@ never lists: every name follows from a key or a digest.
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 CHUNK_BYTES = 1 << 20
-MAX_PUT_BYTES = 64 << 20
+MAX_PUT_BYTES = 4 << 20
 """Of what `put` writes, whole: an entry."""
 S3_PACKAGES = ("obstore", "botocore", "tenacity")
 Progress = Callable[[int], None]
@@ -123,6 +124,23 @@ def open_store(location: str) -> Store:
         raise StoreError(f"{location}: {err}", hint="give the path without `~`") from err
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every file, for who removes what is not listed: a folder that cannot be read is an OSError.
+
+    So is one behind a link, which a reader follows and a listing does not.
+    """
+
+    def fail(err: OSError) -> None:
+        if not isinstance(err, FileNotFoundError):
+            raise err
+
+    for root, folders, files in os.walk(folder, onerror=fail):
+        for name in folders:
+            if Path(root, name).is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, "a link instead of a folder", name)
+        yield from (Path(root, name) for name in files)
+
+
 class DirectoryStore:
     """A plain folder, on a shared disk or a mounted drive. The same layout as the local cache."""
 
@@ -143,7 +161,10 @@ class DirectoryStore:
             except (FileNotFoundError, NotADirectoryError):
                 return None
         if len(payload) > limit_bytes:
-            raise OddObject(f"{path}: larger than {limit_bytes} bytes, which no entry is")
+            raise OddObject(
+                f"{path}: larger than {limit_bytes} bytes, which no entry is: remove it there, and "
+                "push again"
+            )
         return Content(payload, hashlib.sha256(payload).hexdigest())
 
     def fetch(self, name: str, into: Path, limit_bytes: int, progress: Progress) -> str | None:
@@ -154,7 +175,7 @@ class DirectoryStore:
                 source = path.open("rb")
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            with source, disk_said(), into.open("wb") as target:
+            with source, disk_said(into), into.open("wb") as target:
                 return copy(_chunks(source), target.write, limit_bytes, progress)
 
     def age_s(self, name: str, size_bytes: int, sha256: str) -> float | None:
@@ -168,7 +189,7 @@ class DirectoryStore:
                 return None
 
     def upload(self, name: str, path: Path, sha256: str, progress: Progress) -> None:
-        with disk_said():
+        with disk_said(path):
             source = path.open("rb")
         with source, self._said(name), self._staged(name) as staged:
             with staged.open("wb") as target:
@@ -192,7 +213,7 @@ class DirectoryStore:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         with self._said(prefix):
-            for path in self._path(prefix).rglob("*"):
+            for path in files_below(self._path(prefix)):
                 try:
                     found = path.stat(follow_symlinks=False)
                 except FileNotFoundError:
@@ -214,7 +235,7 @@ class DirectoryStore:
     def _check_regular(path: Path) -> None:
         """A link could point anywhere, and reading a pipe would wait for ever."""
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise OddObject(f"{path} is not a plain file", hint="remove it, and push again")
+            raise OddObject(f"{path} is not a plain file: remove it, and push again")
 
     @contextlib.contextmanager
     def _staged(self, name: str) -> Iterator[Path]:
@@ -277,13 +298,13 @@ def copy(
 
 
 @contextlib.contextmanager
-def disk_said() -> Iterator[None]:
+def disk_said(path: Path) -> Iterator[None]:
     """The local side of a transfer."""
     try:
         yield
     except OSError as err:
         raise CacheError(
-            f"{err.filename or 'the artifact cache'}: {err.strerror or err}",
+            f"{path}: {err.strerror or err}",
             hint="check the local disk, and what else works on it",
         ) from err
 

@@ -16,6 +16,8 @@ B = TypeVar("B")
 
 TRANSFERS = 16
 POLL_S = 0.2
+SAY_S = 20.0
+"""How long nothing may be heard of a transfer."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,39 @@ class Transfer:
 
 
 def in_parallel(act: Callable[[A], B], on: Iterable[A], transfer: Transfer) -> list[B]:
-    """Results in order. An error or an interrupt leaves out what has not begun, and stops waits."""
+    """Results in order. The first error leaves out what has not begun, and stops what waits.
+
+    After KeyboardInterrupt, requests on their way are not waited for: the process is to end.
+    """
+
+    def unless_stopped(each: A) -> B:
+        if transfer.stop.is_set():
+            raise Stopped
+        try:
+            return act(each)
+        except BaseException:
+            transfer.stop.set()
+            raise
+
     pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
     try:
-        return [future.result() for future in [pool.submit(act, each) for each in on]]
-    except BaseException:
+        futures = [pool.submit(unless_stopped, each) for each in on]
+        left = set(futures)
+        while left:
+            done, left = concurrent.futures.wait(left, SAY_S)
+            if not done:
+                transfer.say(f"{len(left)} artifacts are still on their way")
+        errors = [err for future in futures if (err := future.exception()) is not None]
+        for err in sorted(errors, key=lambda err: isinstance(err, Stopped)):
+            raise err
+        return [future.result() for future in futures]
+    except KeyboardInterrupt:
         transfer.stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        if not transfer.stop.is_set():
+            pool.shutdown()
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def preflight(
 
     Raises BindError, LockError, StoreError, ModelError, ModelLookupError, EnvironmentProblem.
     """
-    manifests = artifacts_at_hand(served, remote or spec.artifacts.remote)
+    manifests = artifacts_at_hand(served, spec.artifacts.remote if remote is None else remote)
     if not served.emulated and parse_neuron_target(served.target) is not None:
         check_device(served.target, emulate_command(command, served.model_file))
     fetch_model(spec)

@@ -14,6 +14,7 @@ from nxbucket.toolkit.quantities import bytes_of, seconds_of
 if TYPE_CHECKING:
     from nxbucket.compile.cache import ArtifactCache
     from nxbucket.compile.manifest import Manifest
+    from nxbucket.compile.store import Store
 
 app = typer.Typer(
     help="Look after the artifact cache.", no_args_is_help=True, rich_markup_mode=None
@@ -124,10 +125,9 @@ def cache_verify(
         from nxbucket.compile.cache import Corrupt
         from nxbucket.compile.repair import repair_entry
         from nxbucket.compile.sound import sound_lookup
-        from nxbucket.compile.store import open_store
 
         cache = open_cache(cache_dir)
-        store = open_store(remote) if remote is not None else None
+        store = _existing_store(remote)
         found = {key: sound_lookup(cache, key) for key in cache.all_keys()}
         corrupt = {key: f.reason for key, f in found.items() if isinstance(f, Corrupt)}
         mended = {}
@@ -213,10 +213,9 @@ def cache_gc(
     than the grace age. With --remote, that store is swept instead of the local cache.
     """
     with output.errors_as_json(as_json):
-        from nxbucket.compile.gc import Limits, collect_cache, collect_store, reachable_keys
+        from nxbucket.compile.gc import Limits, collect_cache, collect_store, named_by
         from nxbucket.compile.lockfile import read_lock
         from nxbucket.compile.remote import YOUNG_S
-        from nxbucket.compile.store import open_store
         from nxbucket.compile.transfers import Transfer
 
         if not lock and older_than is None and max_size is None:
@@ -224,12 +223,13 @@ def cache_gc(
                 "without --lock, --older-than or --max-size everything would go",
                 hint="name the locks whose artifacts stay, or a limit",
             )
+        store = _existing_store(remote)
         limits = Limits(
             seconds_of(grace or ("1d" if remote else "1h"), "--grace"),
             None if older_than is None else seconds_of(older_than, "--older-than"),
             None if max_size is None else bytes_of(max_size, "--max-size"),
         )
-        if remote is not None and limits.grace_s < 2 * YOUNG_S:
+        if store is not None and limits.grace_s < 2 * YOUNG_S:
             raise UsageError(
                 f"--grace is {grace}: in a shared store, pushes rely on what is younger than 2h",
                 hint="--grace 2h or longer",
@@ -237,9 +237,8 @@ def cache_gc(
         for path in lock or ():
             if not path.is_file():
                 raise UsageError(f"no such file: {path}", hint="--lock names a lock file")
-        reachable = reachable_keys(map(read_lock, lock or ()))
-        if remote is not None:
-            store = open_store(remote)
+        reachable = named_by(map(read_lock, lock or ()))
+        if store is not None:
             where = store.location
             transfer = Transfer(say=output.print_note)
             collected = collect_store(store, reachable, limits, dry_run=dry_run, transfer=transfer)
@@ -272,6 +271,16 @@ def cache_gc(
             )
         if collected.failed:
             raise typer.Exit(1)
+
+
+def _existing_store(remote: str | None) -> "Store | None":
+    """For commands that take what a store lacks for lost. Raises UsageError for no folder."""
+    from nxbucket.compile.store import DirectoryStore, open_store
+
+    store = None if remote is None else open_store(remote)
+    if isinstance(store, DirectoryStore) and not store.root.is_dir():
+        raise UsageError(f"{store.root} is no folder", hint="--remote names the folder of a store")
+    return store
 
 
 def open_cache(cache_dir: Path | None) -> "ArtifactCache":

@@ -8,6 +8,7 @@ import difflib
 import os
 import shlex
 import sys
+import threading
 import traceback
 from io import TextIOWrapper
 from typing import Annotated
@@ -160,6 +161,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         output.print_note("interrupted; what is finished stays")
+        if any(not t.daemon and t is not threading.main_thread() for t in threading.enumerate()):
+            # A request on its way may take minutes to give up; nothing needs its answer now.
+            os._exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Python flushes stdout once more on its way out; there must be something to flush to.

@@ -10,6 +10,7 @@ BYTES = {
     **{f"{c}b": 1000**i for i, c in enumerate("kmgt", 1)},
     **{f"{c}ib": 1024**i for i, c in enumerate("kmgt", 1)},
 }
+MOST = 1e18
 QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -26,6 +27,6 @@ def bytes_of(text: str, option: str) -> int:
 def _quantity(text: str, option: str, units: dict[str, int], examples: str) -> float:
     found = QUANTITY.fullmatch(text)
     factor = units.get(found[2].lower()) if found else None
-    if found is None or factor is None:
+    if found is None or factor is None or float(found[1]) * factor > MOST:
         raise UsageError(f"{option} is {text!r}", hint=f"a number and its unit, such as {examples}")
     return float(found[1]) * factor

@@ -1,5 +1,6 @@
 """`push`, `pull`, `lock`, `diff`, `pack` and `unpack`: artifacts between hosts."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -264,6 +265,9 @@ def pack(
         from nxbucket.compile.pack import pack as pack_artifacts
 
         spec, lock, lock_file = _locked(model_yaml)
+        for own in (spec.path, lock_file):
+            if archive.resolve() == own.resolve():
+                raise UsageError(f"{archive} is not to be written over", hint="name another file")
         cache, programs = _cache_of(spec), _programs(lock)
         total = sum(b.size_bytes for b in {b for _, p in programs for b in p.blobs})
         with lease(cache.root, _keys(lock)), byte_progress("packing", total) as progress:
@@ -294,7 +298,9 @@ def unpack(
         cache = ArtifactCache(cache_dir.absolute() if cache_dir else choose_cache(None).root)
         cache.prepare()
         with byte_progress("unpacking", None) as progress:
-            keys = unpack_artifacts(archive, cache, progress)
+            done = unpack_artifacts(archive, cache, progress)
         if as_json:
-            output.print_json({"ok": True, "cache_dir": str(cache.root), "keys": keys})
-        output.print_note(f"{cache.root}: {len(keys)} entries of {archive}")
+            output.print_json({"ok": True, "cache_dir": str(cache.root), **asdict(done)})
+        for name in done.replaced:
+            output.print_note(f"{name}: its bytes are others than were here")
+        output.print_note(f"{cache.root}: {len(done.keys)} entries of {archive}")

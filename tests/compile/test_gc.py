@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from nxbucket.compile.cache import ArtifactCache, Hit, Miss
 from nxbucket.compile.gc import Collected, Limits, collect_cache, collect_store
 from nxbucket.compile.leases import lease, leased_keys
+from nxbucket.compile.remote import Pulled, pull
 from nxbucket.compile.store import DirectoryStore
 from nxbucket.compile.transfers import Transfer
+from nxbucket.toolkit.errors import CacheError, StoreError
 
 ALL = Limits(grace_s=0)
 DAY = 86400.0
@@ -26,6 +28,11 @@ DAY = 86400.0
 @pytest.fixture
 def cache(tmp_path: Path) -> ArtifactCache:
     return new_cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "store")
 
 
 def age(cache: ArtifactCache, key: str, seconds: float) -> None:
@@ -140,6 +147,37 @@ def test_a_lease_ends_with_its_process_however_it_ends(cache: ArtifactCache) -> 
     process.communicate()
     assert leased_keys(cache.root) == set()
     assert list(cache.root.glob("leases/*")) == []
+
+
+def test_a_sweep_that_cannot_see_everything_takes_nothing(
+    cache: ArtifactCache, store: DirectoryStore, tmp_path: Path
+) -> None:
+    """A reader follows a link that a listing does not; and a folder may be somebody else's."""
+    manifest = put_artifact(cache)
+    push(store, cache, manifest.key, lambda _: None)
+    for root in (cache.root, store.root):
+        (folder,) = (root / "entries").iterdir()
+        folder.rename(tmp_path / f"moved-{root.name}")
+        folder.symlink_to(tmp_path / f"moved-{root.name}")
+    with pytest.raises(CacheError):
+        collect_cache(cache, (), ALL, dry_run=False)
+    with pytest.raises(StoreError):
+        collect_store(store, (), ALL, dry_run=False, transfer=Transfer())
+    assert faults(cache) == {}
+    reader = new_cache(tmp_path / "reader")
+    assert pull(store, reader, manifest.key, lambda _: None) == Pulled(manifest)
+
+
+def test_the_blobs_that_a_lock_names_stay_whatever_became_of_their_entry(
+    cache: ArtifactCache,
+) -> None:
+    manifest = put_artifact(cache)
+    cache.entry_path(manifest.key).unlink()
+    digest = manifest.blobs[0].digest
+    collect_cache(cache, {digest}, ALL, dry_run=False)
+    assert cache.check_blob(manifest.blobs[0]) is None
+    collect_cache(cache, (), ALL, dry_run=False)
+    assert cache.check_blob(manifest.blobs[0]) is not None
 
 
 def test_a_lease_is_one_only_when_it_is_whole_and_every_user_can_see_it(

@@ -12,7 +12,7 @@ from artifacts import contents, faults, manifest_of, new_cache, put_artifact
 
 from nxbucket.compile.cache import ArtifactCache, Hit, Miss
 from nxbucket.compile.manifest import Manifest
-from nxbucket.compile.pack import pack, unpack
+from nxbucket.compile.pack import Unpacked, pack, unpack
 from nxbucket.compile.remote import blob_name, entry_name
 from nxbucket.toolkit.errors import CacheError
 
@@ -39,7 +39,8 @@ def test_what_was_packed_is_unpacked(
     size = pack(cache, [m.key for m in manifests[:2]], tmp_path / "a.tar", told.append)
     assert size == (tmp_path / "a.tar").stat().st_size
     assert sum(told) == sum(m.size_bytes for m in manifests[:2])
-    assert unpack(tmp_path / "a.tar", other, nobody) == sorted(m.key for m in manifests[:2])
+    keys = sorted(m.key for m in manifests[:2])
+    assert unpack(tmp_path / "a.tar", other, nobody) == Unpacked(keys, [])
     for manifest in manifests[:2]:
         assert other.lookup(manifest.key) == Hit(manifest)
         assert contents(other, manifest) == contents(cache, manifest)
@@ -208,15 +209,29 @@ def test_an_entry_of_the_wrong_manifest_is_refused(
         unpack(archive, other, nobody)
 
 
-def test_an_artifact_that_is_here_stays(
+def test_other_bytes_that_were_here_give_way_and_are_told_of(
     cache: ArtifactCache, other: ArtifactCache, tmp_path: Path
 ) -> None:
-    """Its lock may name these bytes, and compilers do not always give the same."""
+    """A host that no network reaches moves to a new lock this way."""
     theirs, ours = put_artifact(cache, b"theirs"), put_artifact(other, b"ours")
     assert theirs.key == ours.key
-    pack(cache, {theirs.key}, tmp_path / "a.tar", lambda _: None)
-    unpack(tmp_path / "a.tar", other, lambda _: None)
-    assert other.lookup(ours.key) == Hit(ours)
+    pack(cache, {theirs.key}, tmp_path / "a.tar", nobody)
+    assert unpack(tmp_path / "a.tar", other, nobody) == Unpacked([ours.key], [ours.program])
+    assert unpack(tmp_path / "a.tar", other, nobody) == Unpacked([ours.key], [])
+    assert other.lookup(ours.key) == Hit(theirs)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+@pytest.mark.parametrize("size", [8 << 40, 1 << 62])
+def test_a_header_is_not_believed_what_it_claims(
+    other: ArtifactCache, tmp_path: Path, kind: bytes, size: int
+) -> None:
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, size
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + b"\0" * 10_240)
+    with pytest.raises(CacheError, match="is no plain file"):
+        unpack(archive, other, nobody)
 
 
 def test_two_at_once_unpack_the_same(
@@ -226,7 +241,7 @@ def test_two_at_once_unpack_the_same(
     pack(cache, {manifest.key}, tmp_path / "a.tar", lambda _: None)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         results = pool.map(lambda _: unpack(tmp_path / "a.tar", other, lambda _: None), range(4))
-        assert list(results) == [[manifest.key]] * 4
+        assert [done.keys for done in results] == [[manifest.key]] * 4
     assert other.lookup(manifest.key) == Hit(manifest)
 
 

@@ -380,7 +380,9 @@ def test_gc_of_a_store_keeps_what_locks_name(run: Run, ci: Path, tmp_path: Path)
         (("--older-than", "soon"), "30d"),
         (("--max-size", "20"), "20GiB"),
         (("--max-size", "1GiB", "--grace", "1 parsec"), "--grace"),
-        (("--max-size", "1GiB", "--remote", "x", "--grace", "1m"), "2h"),
+        (("--max-size", "1GiB", "--remote", ".", "--grace", "1m"), "2h"),
+        (("--max-size", "1GiB", "--remote", "x"), "x is no folder"),
+        (("--max-size", f"{'9' * 400}TiB"), "20GiB"),
     ],
 )
 def test_gc_says_what_it_needs(run: Run, ci: Path, arguments: tuple[str, ...], said: str) -> None:
