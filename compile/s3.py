@@ -450,11 +450,11 @@ def _sentence(said: str) -> str:
         return first
     why = next((words for sign, words in SIGNS.items() if sign in said), found["why"])
     tries = f", asked {int(found['retries']) + 1} times" if found["retries"] else ""
-    return f"{why} ({found['method']}, after {found['time']}{tries})"
+    return f"{why} ({found['method']}, after {float(found['time']):.1f} {found['unit']}{tries})"
 
 
 REQUEST = re.compile(
-    r"Error performing (?P<method>[A-Z]+) \S+ in (?P<time>[^\s,]+)"
+    r"Error performing (?P<method>[A-Z]+) \S+ in (?P<time>[\d.]+)(?P<unit>\w*)"
     r"(, after (?P<retries>\d+) retries[^-]*)?\s+- (?P<why>.*)"
 )
 SIGNS = {

@@ -47,7 +47,7 @@ def in_parallel(act: Callable[[A], B], on: Iterable[A], transfer: Transfer) -> l
             transfer.stop.set()
             raise
 
-    pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS)
+    pool = concurrent.futures.ThreadPoolExecutor(TRANSFERS, "nxbucket-transfer")
     try:
         futures = [pool.submit(unless_stopped, each) for each in on]
         left = set(futures)

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -141,6 +141,18 @@ def _is_vllms(word: str) -> bool:
     return word.startswith("-") and not difflib.get_close_matches(option, SERVE_OPTIONS, cutoff=0.8)
 
 
+TRANSFER_THREAD = "nxbucket-transfer"
+"""How the threads of compile/transfers.py are named."""
+
+
+def _end_interrupted() -> NoReturn:
+    output.print_note("interrupted; what is finished stays")
+    if any(t.name.startswith(TRANSFER_THREAD) for t in threading.enumerate()):
+        # A request on its way may take minutes to give up, and nothing needs its answer now.
+        os._exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_INTERRUPTED)
+
+
 def main() -> None:
     # A path that the terminal's encoding cannot show must not hide the message it stands in.
     if isinstance(sys.stdout, TextIOWrapper):
@@ -159,12 +171,12 @@ def main() -> None:
             traceback.print_exc()
         output.print_error(error)
         sys.exit(error.exit_code)
+    except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED:  # click's answer to a KeyboardInterrupt
+            _end_interrupted()
+        raise
     except KeyboardInterrupt:
-        output.print_note("interrupted; what is finished stays")
-        if any(not t.daemon and t is not threading.main_thread() for t in threading.enumerate()):
-            # A request on its way may take minutes to give up; nothing needs its answer now.
-            os._exit(EXIT_INTERRUPTED)
-        sys.exit(EXIT_INTERRUPTED)
+        _end_interrupted()
     except BrokenPipeError:
         # Python flushes stdout once more on its way out; there must be something to flush to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,11 @@
 import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +16,14 @@ from typing import Any
 import pytest
 from cli_here import cli_here
 from null_compiler import ENVIRONMENT, NullOptions, model_file, recorded
+from s3_stand_in import CREDENTIALS
 
 from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.lockfile import Lock, read_lock, write_lock
 from nxbucket.compile.remote import blob_name, entry_name
 from nxbucket.compile.store import DirectoryStore
 
+NXBUCKET = "from nxbucket.toolkit.cli import main; main()"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -500,3 +507,29 @@ def test_a_lock_that_points_at_another_targets_program_is_refused(
     assert code == 1
     assert "another program than the lock describes" in err
     assert "target" in err
+
+
+@pytest.mark.parametrize("command", [["push"], ["pull", "--locked"]])
+def test_ctrl_c_ends_a_transfer_that_nobody_answers(
+    run: Run, ci: Path, tmp_path: Path, command: list[str]
+) -> None:
+    run(ci, "compile")
+    server = host(tmp_path / "server", like=ci)
+    at = ci if command == ["push"] else server
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", NXBUCKET, *command, "--remote", "s3://bucket/x"],
+            cwd=at,
+            env={**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": address},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        silent.settimeout(60)
+        asked, _ = silent.accept()
+        with asked:
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+    assert (process.returncode, "Traceback" in err) == (130, False)
+    assert "interrupted" in err
