@@ -80,7 +80,7 @@ class BuildReport:
 
     @property
     def failed(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.status in ("failed", "skipped")]
+        return [o for o in self.outcomes if o.status in ("failed", "unpushed", "skipped")]
 
 
 def plan(spec: DeploySpec, cache: ArtifactCache, compiler: CompilerSpec) -> Plan:
@@ -287,7 +287,7 @@ def _finish(
 ) -> BuildReport:
     """The lock, if every program of the plan is there now; those of other shards may be."""
     path = lock_path(spec.path)
-    manifests = {o.name: o.manifest for o in outcomes if o.manifest}
+    manifests = {o.name: o.manifest for o in outcomes if o.manifest and o.status != "unpushed"}
     for p in others:
         found = cache.lookup(p.key)
         if isinstance(found, Hit):

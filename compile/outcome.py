@@ -25,10 +25,13 @@ class PlannedProgram:
         return self.program.name
 
 
-Status = Literal["hit", "pulled", "compiled", "rebuilt", "reused", "adopted", "failed", "skipped"]
+Status = Literal[
+    "hit", "pulled", "compiled", "rebuilt", "reused", "adopted", "failed", "unpushed", "skipped"
+]
 """`pulled`: from the remote. `reused`: another entry had the same graph's artifact. `rebuilt`: the
 artifact was corrupt. `adopted`: compiled here, but another host had pushed other bytes first, and
-they are used. `skipped`: never begun, since another program failed."""
+they are used. `unpushed`: in the cache, and the remote did not take it. `skipped`: never begun,
+since another program failed."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ class Outcome:
     @property
     def name(self) -> str:
         return self.planned.name
+
+    @property
+    def what_failed(self) -> str:
+        """Of a `failed` or `unpushed` one, as the rest of a sentence about the program."""
+        if self.status == "unpushed":
+            return f"in the cache, and not pushed: {self.detail}"
+        return f"the compiler {self.detail}"
 
 
 class Reporter(Protocol):

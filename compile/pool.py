@@ -172,7 +172,16 @@ class Pool:
         """The outcome, its artifact in the remote too if that is wanted.
 
         The first writer wins there: other bytes that were there already are taken instead of ours.
+        A store that says no costs this push, and no compile that runs.
         """
+        try:
+            return self._push(outcome)
+        except StoreError as err:
+            if not self._options.keep_going:
+                self._signals.no_more.set()
+            return replace(outcome, status="unpushed", detail=err.message, hint=err.hint)
+
+    def _push(self, outcome: Outcome) -> Outcome:
         store, manifest = self._options.remote, outcome.manifest
         if store is None or not self._options.push or manifest is None:
             return outcome

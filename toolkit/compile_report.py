@@ -25,19 +25,26 @@ def print_report(
     for o in report.failed:
         if o.status == "skipped":
             continue
-        output.print_warning(f"{o.name}: the compiler {o.detail}; its log, {o.log_path}, ends:")
-        output.print_indented(o.log_tail)
+        if o.status == "unpushed":
+            output.print_warning(f"{o.name}: {o.what_failed}")
+        else:
+            output.print_warning(f"{o.name}: {o.what_failed}; its log, {o.log_path}, ends:")
+            output.print_indented(o.log_tail)
         if o.hlo_path is not None:
             output.print_note(f"{o.name}: the HLO it was given is {o.hlo_path}")
         if o.hint is not None:
             output.print_hint(f"{o.name}: {o.hint}")
     if report.failed:
         again = compile_command(spec.path, emulate=report.toolchain.target == HLO_TARGET)
+        unpushed = any(o.status == "unpushed" for o in report.failed)
+        what = "did not compile, or were not pushed" if unpushed else "did not compile"
         output.print_error(
             CompileError(
-                f"{len(report.failed)} of {len(report.outcomes)} programs did not compile; "
+                f"{len(report.failed)} of {len(report.outcomes)} programs {what}; "
                 f"{report.lock_file} is as it was",
-                hint=f"mend what the logs say; `{again}` builds only these",
+                hint=f"mend that; `{again} --push` looks after only these"
+                if unpushed
+                else f"mend what the logs say; `{again}` builds only these",
             )
         )
         return

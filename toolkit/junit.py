@@ -105,15 +105,14 @@ class JUnitReporter:
             ElementTree.SubElement(case, "skipped", message=why)
         elif outcome.status == "skipped":
             ElementTree.SubElement(case, "skipped", message=_text(outcome.detail or ""))
-        elif outcome.status == "failed":
-            message = f"the compiler {outcome.detail}"
+        elif outcome.status in ("failed", "unpushed"):
+            kind = "CompileError" if outcome.status == "failed" else "StoreError"
             failure = ElementTree.SubElement(
-                case, "failure", message=_text(message), type="CompileError"
+                case, "failure", message=_text(outcome.what_failed), type=kind
             )
             hint = f"hint: {outcome.hint}\n" if outcome.hint else ""
-            failure.text = _text(
-                f"{hint}log: {outcome.log_path}, which ends:\n{outcome.log_tail}\n"
-            )
+            log = f"log: {outcome.log_path}, which ends:\n{outcome.log_tail}\n"
+            failure.text = _text(hint + (log if outcome.status == "failed" else ""))
         else:
             said = ElementTree.SubElement(case, "system-out")
             said.text = _text(f"{describe(outcome)}\nkey {program.key}\n")

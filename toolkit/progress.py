@@ -148,7 +148,8 @@ def describe(outcome: Outcome) -> str:
         "skipped": "not begun: another program failed",
         "reused": f"{damage}same graph as an artifact in the cache, reused{took}",
         "rebuilt": f"{damage}compiled again{took}",
-        "failed": f"FAILED{took}: the compiler {outcome.detail}; log: {outcome.log_path}",
+        "failed": f"FAILED{took}: {outcome.what_failed}; log: {outcome.log_path}",
+        "unpushed": f"FAILED: {outcome.what_failed}",
     }
     return f"{outcome.name}: {words[outcome.status]}"
 

@@ -22,6 +22,7 @@ from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.lockfile import Lock, read_lock, write_lock
 from nxbucket.compile.remote import blob_name, entry_name
 from nxbucket.compile.store import DirectoryStore
+from nxbucket.toolkit.errors import StoreError
 
 NXBUCKET = "from nxbucket.toolkit.cli import main; main()"
 Run = Callable[..., tuple[int, str, str]]
@@ -254,6 +255,32 @@ def test_a_damaged_object_that_looks_whole_from_outside_is_written_over(
     assert "sha256 differs" in err
     server = host(tmp_path / "server", like=second)
     assert run(server, "pull", "--locked")[0] == 0
+
+
+def test_a_store_that_says_no_costs_that_push_and_nothing_else(
+    run: Run, ci: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = DirectoryStore.upload
+    taken: list[str] = []
+
+    def full_at_the_second(store: DirectoryStore, name: str, *rest: Any) -> None:
+        taken.append(name)
+        if len(taken) == 2:
+            raise StoreError("no space left", hint="make some")
+        upload(store, name, *rest)
+
+    monkeypatch.setattr(DirectoryStore, "upload", full_at_the_second)
+    code, out, err = run(ci, "compile", "--jobs", "1", "--push", "--junit", "out.xml", "--json")
+    assert code == 1
+    found = [p["status"] for p in json.loads(out)["programs"]]
+    assert sorted(found) == ["compiled", "compiled", "compiled", "unpushed"]
+    assert not (ci / "model.lock").exists()
+    assert "not pushed: no space left" in err
+    assert 'type="StoreError"' in (ci / "out.xml").read_text()
+    code, out, err = run(ci, "compile", "--push")
+    assert code == 0
+    assert recorded(ci / "events", "lower").count("prefill_s32") == 1
+    assert run(host(tmp_path / "server", like=ci), "pull", "--locked")[0] == 0
 
 
 def test_shards_make_one_lock(run: Run, ci: Path, tmp_path: Path) -> None:
