@@ -200,7 +200,7 @@ def _gathered(cache: ArtifactCache, planned: PlannedProgram, remote: Store | Non
         return f"{planned.name} is missing"
     cache.prepare()
     with cache.lock(planned.key):
-        found = pull(remote, cache, planned.key, lambda _: None)
+        found = pull(remote, cache, planned.key)
     if isinstance(found, Pulled):
         return Outcome(planned, "pulled", 0.0, found.manifest)
     return f"{planned.name} is missing" + (
@@ -242,9 +242,9 @@ def take_locked(
     if faults and remote is not None:
         transfer = Transfer(say=reporter.noted)
         fetch_locked(lock, path, cache, remote, transfer, locked=True, only_target=name)
+        found = [cache.lookup(p.key) for p in target.programs]
     outcomes = []
-    for p in target.programs:
-        now = cache.lookup(p.key)
+    for p, now in zip(target.programs, found, strict=True):
         if not isinstance(now, Hit):
             raise LockError(f"{p.name} was taken away by another process", hint="run it again")
         cache.mark_used(p.key)

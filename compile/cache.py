@@ -26,13 +26,10 @@ import platformdirs
 
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.key import manifest_fault
-from nxbucket.compile.leases import publishing
-from nxbucket.compile.manifest import Blob, BlobRole, Manifest, is_digest
+from nxbucket.compile.leases import SHARED_MODE, publishing
+from nxbucket.compile.manifest import MAX_ENTRY_BYTES, Blob, BlobRole, Manifest, is_digest
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem
 
-MAX_ENTRY_BYTES = 4 << 20
-SHARED_MODE = 0o666
-"""Of lock files, which stay: whoever may write to the folder may compile the same program later."""
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "fuse.s3fs", "9p"}
 
 

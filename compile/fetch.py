@@ -53,12 +53,7 @@ def fetch_locked(
 
     Not `locked`, other bytes of the same program are taken too, and the lock is written anew.
     """
-    programs = [
-        (name, p)
-        for name, target in lock.targets.items()
-        for p in target.programs
-        if only_target in (None, name)
-    ]
+    programs = [(name, p) for name, p in lock.programs if only_target in (None, name)]
     missing = {
         (name, p.name): fault
         for name, p in programs

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
+from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.canonical import sha256_hex
 from nxbucket.compile.leases import collecting, leased_keys
 from nxbucket.compile.lockfile import Lock
-from nxbucket.compile.manifest import Blob, Manifest, is_digest
+from nxbucket.compile.manifest import MAX_ENTRY_BYTES, Blob, Manifest, is_digest
 from nxbucket.compile.remote import entry_name
 from nxbucket.compile.store import OddObject, Store, files_below
 from nxbucket.compile.sweep import Sweep, sweeping
@@ -78,7 +78,7 @@ class _Entry:
 
 def named_by(locks: Iterable[Lock]) -> set[str]:
     """Input keys, graph keys and digests of the blobs of every program of every target."""
-    programs = [p for lock in locks for target in lock.targets.values() for p in target.programs]
+    programs = [p for lock in locks for _, p in lock.programs]
     keys = {key for p in programs for key in (p.key, p.graph_key)}
     return keys | {blob.digest for p in programs for blob in p.blobs}
 
@@ -104,12 +104,7 @@ def collect_cache(
         named = _named(entries, doomed, reachable, collected)
         for path in files_below(cache.root / "blobs/sha256"):
             used_s, size_bytes = _stat_of(path)
-            if (
-                named is None
-                or path.name in named
-                or path.name in reachable
-                or now - used_s < limits.grace_s
-            ):
+            if named is None or path.name in named or now - used_s < limits.grace_s:
                 continue
             why = "no entry names it"
             _remove(path, "blob", path.name, size_bytes, why, dry_run, collected)
@@ -176,12 +171,7 @@ def _sweep_store(
     named = _named(entries, doomed, reachable, collected)
     for found in list(store.list("blobs/")):
         digest = found.name.rpartition("/")[2]
-        if (
-            named is None
-            or digest in named
-            or digest in reachable
-            or now - found.modified_s < limits.grace_s
-        ):
+        if named is None or digest in named or now - found.modified_s < limits.grace_s:
             continue
         if sweep is not None:
             sweep.goes_on()

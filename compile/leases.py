@@ -16,6 +16,7 @@ from pathlib import Path
 from nxbucket.toolkit.errors import CacheError
 
 SHARED_MODE = 0o666
+"""Of lock files, which stay: whoever may write to the folder may compile the same program later."""
 
 
 @contextlib.contextmanager

@@ -91,6 +91,11 @@ class Lock:
     def spec_digest(self) -> str:
         return spec_digest(self.spec)
 
+    @property
+    def programs(self) -> list[tuple[str, LockedProgram]]:
+        """Of every target, each with its target's name."""
+        return [(name, p) for name, target in self.targets.items() for p in target.programs]
+
 
 def lock_path(model_file: Path) -> Path:
     """model.yaml -> model.lock, beside it."""

@@ -10,6 +10,8 @@ from nxbucket.compile.signature import ProgramSignature
 from nxbucket.toolkit.errors import CacheError
 
 FORMAT = 1
+MAX_ENTRY_BYTES = 4 << 20
+"""What claims to be an entry and is larger is not read."""
 HEX64 = re.compile(r"[0-9a-f]{64}")
 
 

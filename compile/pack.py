@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache, Hit
+from nxbucket.compile.cache import ArtifactCache, Hit
 from nxbucket.compile.canonical import file_sha256
 from nxbucket.compile.key import manifest_fault
 from nxbucket.compile.leases import publishing
-from nxbucket.compile.manifest import Blob, Manifest
+from nxbucket.compile.manifest import MAX_ENTRY_BYTES, Blob, Manifest
 from nxbucket.compile.remote import blob_name, entry_name
 from nxbucket.compile.store import CHUNK_BYTES, Progress
 from nxbucket.toolkit.errors import CacheError

@@ -131,7 +131,7 @@ class Pool:
         store = self._options.remote
         if store is None:
             return None
-        found = pull(store, self._cache, planned.key, _nobody)
+        found = pull(store, self._cache, planned.key)
         if isinstance(found, Pulled):
             return Outcome(planned, "pulled", time.monotonic() - start, found.manifest)
         if isinstance(found, Damaged):
@@ -192,7 +192,7 @@ class Pool:
         (pushed,) = pusher.push_of_one_graph([manifest], anew=anew)
         if pushed.status != "adopted":
             return outcome
-        theirs = pull(store, self._cache, outcome.planned.key, _nobody)
+        theirs = pull(store, self._cache, outcome.planned.key)
         if not isinstance(theirs, Pulled):
             what = theirs.reason if isinstance(theirs, Damaged) else "it has just gone"
             raise StoreError(
@@ -219,7 +219,3 @@ class Pool:
 
 def _skipped(planned: PlannedProgram) -> Outcome:
     return Outcome(planned, "skipped", 0.0, None, "another program failed")
-
-
-def _nobody(_: int) -> None:
-    """Blobs are small beside the compile: the row of the program is progress enough."""

@@ -128,7 +128,7 @@ class RayRunner:
     ) -> Made:
         store, cache = self._work.options.remote, self._work.cache
         assert store is not None
-        found = pull(store, cache, planned.key, _nobody)
+        found = pull(store, cache, planned.key)
         if not isinstance(found, Pulled):
             what = found.reason if isinstance(found, Damaged) else f"{store.location} has no entry"
             raise JobFailure(
@@ -137,7 +137,7 @@ class RayRunner:
                 hint=f"is {store.location} the same place on every node and on this host?",
             )
         with cache.lock(answer["graph_key"]):
-            pull(store, cache, answer["graph_key"], _nobody)
+            pull(store, cache, answer["graph_key"])
         status = answer["status"]
         if status == "adopted":
             return Made(found.manifest, "adopted")
@@ -233,7 +233,3 @@ def _first_line(err: BaseException) -> str:
 def _last_line(err: BaseException) -> str:
     """Of a task's error: its traceback comes first."""
     return (str(err).strip().splitlines() or [""])[-1]
-
-
-def _nobody(_: int) -> None:
-    pass

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nxbucket.compile.cache import MAX_ENTRY_BYTES, ArtifactCache
+from nxbucket.compile.cache import ArtifactCache
 from nxbucket.compile.canonical import sha256_hex
 from nxbucket.compile.key import manifest_fault
 from nxbucket.compile.leases import publishing
-from nxbucket.compile.manifest import Blob, Manifest
+from nxbucket.compile.manifest import MAX_ENTRY_BYTES, Blob, Manifest
 from nxbucket.compile.sound import neff_fault
 from nxbucket.compile.store import Content, OddObject, Progress, Store
 from nxbucket.compile.sweep import wait_for_sweep
@@ -66,7 +66,7 @@ def pull(
     store: Store,
     cache: ArtifactCache,
     key: str,
-    progress: Progress,
+    progress: Progress = lambda _: None,
     accept: Callable[[Manifest], str | None] = lambda _: None,
 ) -> Pull:
     """Bring the artifact of `key` into the local cache. Call with `cache.lock(key)` held.

@@ -18,7 +18,7 @@ def repair_entry(cache: ArtifactCache, key: str, store: Store | None) -> Repair:
             return "left: it is being compiled"
         if isinstance(sound_lookup(cache, key), Hit):
             return "mended meanwhile"
-        if store is not None and isinstance(pull(store, cache, key, lambda _: None), Pulled):
+        if store is not None and isinstance(pull(store, cache, key), Pulled):
             return "pulled"
         entry = cache.entry(key)
         with cache.writing(), collecting(cache.root):

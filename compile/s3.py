@@ -33,9 +33,9 @@ from obstore.exceptions import (
 )
 
 from nxbucket.compile.canonical import file_sha256, sha256_hex
+from nxbucket.compile.manifest import MAX_ENTRY_BYTES
 from nxbucket.compile.store import (
     CHUNK_BYTES,
-    MAX_PUT_BYTES,
     Content,
     OddObject,
     Progress,
@@ -185,7 +185,7 @@ class S3Store:
         try:
             self._ask(name, "s3:PutObject", act, absent_is_answer=False)
         except _OtherVersion:
-            found = self.read(name, MAX_PUT_BYTES)
+            found = self.read(name, MAX_ENTRY_BYTES)
             return found is not None and found.payload == payload
         return True
 

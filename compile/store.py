@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 import filelock
 
 from nxbucket.compile.canonical import file_sha256
+from nxbucket.compile.leases import SHARED_MODE
+from nxbucket.compile.manifest import MAX_ENTRY_BYTES
 from nxbucket.toolkit.errors import CacheError, EnvironmentProblem, StoreError
 from nxbucket.toolkit.store_address import is_folder
 
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 CHUNK_BYTES = 1 << 20
-MAX_PUT_BYTES = 4 << 20
-"""Of what `put` writes, whole: an entry."""
 S3_PACKAGES = ("obstore", "botocore", "tenacity")
 Progress = Callable[[int], None]
 """Told how many more bytes have gone through."""
@@ -201,7 +201,7 @@ class DirectoryStore:
 
     def put(self, name: str, payload: bytes, *, replacing: str | None) -> bool:
         with self._said(name), self._staged(name) as staged, self._writing(name):
-            current = self.read(name, MAX_PUT_BYTES)
+            current = self.read(name, MAX_ENTRY_BYTES)
             if (None if current is None else current.tag) != replacing:
                 return current is not None and current.payload == payload
             with staged.open("wb") as target:
@@ -253,7 +253,7 @@ class DirectoryStore:
         """One writer of an entry at a time. The lock file stays: removing it would be a race."""
         locks = self.root / "locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(locks / f"{PurePosixPath(name).stem}.put", mode=0o666):
+        with filelock.FileLock(locks / f"{PurePosixPath(name).stem}.put", mode=SHARED_MODE):
             yield
 
     @contextlib.contextmanager

@@ -97,7 +97,7 @@ def compile_job(
             cache.mark_used(key)  # No gc takes it before our caller has looked.
             return found.manifest, True
         if remote is not None:
-            pulled = pull(remote, cache, key, lambda _: None)
+            pulled = pull(remote, cache, key)
             if isinstance(pulled, Pulled):
                 return pulled.manifest, True
         start = time.monotonic()

@@ -1,7 +1,6 @@
 """Artifacts made by hand, and disks and stores that stop at a given step."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -173,11 +172,6 @@ class StoppingStore:
 
 def lost() -> StoreError:
     return StoreError("the connection is lost")
-
-
-def copy_of(root: Path, to: Path) -> Path:
-    shutil.copytree(root, to)
-    return to
 
 
 def push(store: Store, cache: ArtifactCache, key: str, progress: Progress) -> Pushed:

@@ -22,7 +22,7 @@ from nxbucket.toolkit.transfer_progress import byte_progress
 
 if TYPE_CHECKING:
     from nxbucket.compile.cache import ArtifactCache
-    from nxbucket.compile.lockfile import Lock, LockedProgram
+    from nxbucket.compile.lockfile import Lock
     from nxbucket.compile.manifest import Manifest
     from nxbucket.compile.store import Store
     from nxbucket.toolkit.spec import DeploySpec
@@ -79,11 +79,7 @@ def _cache_of(spec: "DeploySpec") -> "ArtifactCache":
 
 
 def _keys(lock: "Lock") -> set[str]:
-    return {key for _, p in _programs(lock) for key in (p.key, p.graph_key)}
-
-
-def _programs(lock: "Lock") -> "list[tuple[str, LockedProgram]]":
-    return [(name, p) for name, target in lock.targets.items() for p in target.programs]
+    return {key for _, p in lock.programs for key in (p.key, p.graph_key)}
 
 
 @app.command(
@@ -103,7 +99,7 @@ def push(model_yaml: ModelFile = None, remote: Remote = None, as_json: Json = Fa
 
         spec, lock, lock_file = _locked(model_yaml)
         cache, store = _cache_of(spec), _needed_remote(spec, remote)
-        programs = _programs(lock)
+        programs = lock.programs
         total = sum(b.size_bytes for b in {b for _, p in programs for b in p.blobs})
         with lease(cache.root, _keys(lock)), byte_progress("pushing", total) as progress:
             # Each blob is hashed when it is read to be sent.
@@ -143,7 +139,7 @@ def _whole(
     from nxbucket.compile.lockfile import fault_of, model_file_of
 
     manifests, faults = {}, []
-    for name, p in _programs(lock):
+    for name, p in lock.programs:
         found = cache.lookup(p.key, hashed=hashed)
         fault = fault_of(lock, name, p, found)
         if fault is None and isinstance(found, Hit):
@@ -268,7 +264,7 @@ def pack(
         for own in (spec.path, lock_file):
             if archive.resolve() == own.resolve():
                 raise UsageError(f"{archive} is not to be written over", hint="name another file")
-        cache, programs = _cache_of(spec), _programs(lock)
+        cache, programs = _cache_of(spec), lock.programs
         total = sum(b.size_bytes for b in {b for _, p in programs for b in p.blobs})
         with lease(cache.root, _keys(lock)), byte_progress("packing", total) as progress:
             _whole(cache, lock, lock_file, hashed=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from artifacts import Crash, crash_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from null_compiler import NULL_TOOLCHAIN, a_program
@@ -225,30 +226,6 @@ def test_no_bytes_of_an_entry_make_a_lookup_raise(cache: ArtifactCache, payload:
     path.write_bytes(payload)
     assert isinstance(cache.lookup(KEY), Corrupt)
     assert isinstance(cache.entry(KEY), str)
-
-
-class Crash(BaseException):
-    """Stands for the power cut: nothing of ours catches it."""
-
-
-def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Every durable act counts as a step; from number `step` on, each raises. -> steps taken."""
-    taken = 0
-
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*args: Any, **kwargs: Any) -> Any:
-            nonlocal taken
-            if taken >= step:
-                raise Crash
-            taken += 1
-            return real(*args, **kwargs)
-
-        return act
-
-    monkeypatch.setattr(os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(Path, "replace", counted(Path.replace))
-    monkeypatch.setattr(Path, "mkdir", counted(Path.mkdir))
-    return lambda: taken
 
 
 def test_a_crash_at_any_step_leaves_nothing_or_a_whole_artifact(tmp_path: Path) -> None:
