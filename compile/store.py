@@ -259,6 +259,8 @@ class DirectoryStore:
     @contextlib.contextmanager
     def _said(self, name: str) -> Iterator[None]:
         # A push makes the folder, but not the way there: that is a disk that is not mounted.
+        if self.root.exists() and not self.root.is_dir():
+            raise StoreError(f"{self.root} is no folder", hint="name the folder of a store")
         if not self.root.parent.is_dir():
             raise StoreError(
                 f"{self.root}: there is no {self.root.parent}",

@@ -345,6 +345,12 @@ def test_a_place_that_is_none_is_refused(location: str) -> None:
         open_store(location)
 
 
+def test_a_file_is_not_an_empty_store(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text("")
+    with pytest.raises(StoreError, match="is no folder"):
+        open_store(str(tmp_path / "model.yaml")).read(NAME, 100)
+
+
 def test_a_folder_on_a_disk_that_is_not_there_is_not_an_empty_one(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "not mounted/store"))
     path, digest, name = blob(tmp_path)
