@@ -7,6 +7,7 @@
     ├── ModelError                    config.json or the weight files
     │   └── ModelLookupError          no such folder, or the hub does not hand the model out
     ├── CacheError                    the artifact cache
+    ├── TraceError                    a trace, or a server's metrics
     ├── StoreError                    a shared store: a folder or an S3 bucket
     ├── ArtifactError                 a file that is no whole artifact
     ├── LockError                     model.lock
@@ -71,6 +72,10 @@ class CacheError(NxbucketError):
 
 class StoreError(NxbucketError):
     code = "store"
+
+
+class TraceError(NxbucketError):
+    code = "trace"
 
 
 class ArtifactError(NxbucketError):

@@ -1,0 +1,111 @@
+"""What programs cost by their size: a step's time, a compile's time, memory. Read from costs.json.
+
+`nxbucket calibrate` writes the file for target cpu; for a device a person writes it, with as many
+sizes as were measured. Between two sizes the cost is interpolated, beyond them the line goes on.
+
+    {
+      "format": 1,
+      "target": "trn2-lnc2",
+      "source": "profiled on a trn2.48xlarge, 2026-11-02",
+      "prefill": {"step_s": {"128": 0.006, "8192": 0.19}, "compile_s": {"128": 500, "8192": 2700}},
+      "decode": {"step_s": {"1": 0.009, "8": 0.011}, "program_bytes": {"1": 70000000}}
+    }
+"""
+
+import difflib
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nxbucket.toolkit.errors import UsageError
+
+Phase = Literal["prefill", "decode"]
+Seconds = Annotated[float, Field(ge=0, lt=1e7, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, lt=1 << 50)]
+Size = Annotated[int, Field(gt=0, lt=1 << 31)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PhaseCosts(_Model):
+    """Each by bucket: tokens for prefill, sequences for decode."""
+
+    step_s: dict[Size, Seconds] = {}
+    """One execution, with all that a server does around it."""
+    compile_s: dict[Size, Seconds] = {}
+    program_bytes: dict[Size, Bytes] = {}
+    """Device memory that a loaded program takes for itself: code, constants, rings."""
+
+
+class Costs(_Model):
+    format: Literal[1]
+    target: str
+    source: str
+    """Where the numbers come from, for people."""
+    prefill: PhaseCosts = PhaseCosts()
+    decode: PhaseCosts = PhaseCosts()
+
+    def of(self, phase: Phase) -> PhaseCosts:
+        return self.prefill if phase == "prefill" else self.decode
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Straight lines through measured points; constant if there is one. Never below 0."""
+
+    points: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def through(cls, measured: "dict[int, float] | dict[int, int]") -> "Curve":
+        return cls(tuple(sorted((size, float(value)) for size, value in measured.items())))
+
+    def __call__(self, size: int) -> float:
+        points = self.points
+        if len(points) == 1:
+            return points[0][1]
+        for (left, low), (right, high) in pairwise(points):
+            if size <= right or right == points[-1][0]:
+                return max(0.0, low + (high - low) * (size - left) / (right - left))
+        raise AssertionError("a curve has points")
+
+
+def read_costs(file: Path) -> Costs:
+    """Raises UsageError with the key that is wrong."""
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        hint = "nxbucket calibrate model.yaml --output costs.json measures target cpu"
+        raise UsageError(f"no such file: {file}", hint=hint) from None
+    except json.JSONDecodeError as err:
+        raise UsageError(
+            f"{file}:{err.lineno}:{err.colno}: not JSON: {err.msg}",
+            hint="docs/choosing-buckets.md shows a costs file",
+        ) from None
+    except (OSError, UnicodeDecodeError, RecursionError) as err:
+        raise UsageError(f"{file}: cannot be read: {err}", hint="name a costs file") from None
+    try:
+        return Costs.model_validate(content)
+    except ValidationError as err:
+        first = err.errors()[0]
+        raise UsageError(
+            f"{file}: {_place(first['loc'])}: {first['msg']}", hint=_hint(first)
+        ) from None
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in loc) or "the file"
+
+
+def _hint(error: object) -> str:
+    assert isinstance(error, dict)
+    if error["type"] == "extra_forbidden":
+        known = [*Costs.model_fields, *PhaseCosts.model_fields]
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return "docs/choosing-buckets.md shows a costs file"
