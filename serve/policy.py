@@ -108,6 +108,14 @@ def decide(state: RunState, may_admit: Callable[[], bool]) -> Decision:
     return Decision.DECODE if state.has_decode else Decision.IDLE
 
 
+def prefills_in_a_row(state: RunState, decision: Decision, *, ran: bool) -> int:
+    """The next state's `num_prefills_in_a_row`; `ran`: the step had something to compute."""
+    if not state.has_decode or decision is Decision.DECODE:
+        return 0
+    is_prefill_step = decision in (Decision.ADVANCE_PREFILL, Decision.ADMIT)
+    return state.num_prefills_in_a_row + (is_prefill_step and ran)
+
+
 class WaitReason(enum.Enum):
     """Why the head of the queue is not admitted, in the order of the checks."""
 
@@ -259,9 +267,9 @@ class PaddingStats:
         """Count a chunk; returns its bucket."""
         return _record(self.prefill, num_tokens)
 
-    def record_decode(self, num_rows: int) -> int:
-        """Count a decode batch; returns its bucket."""
-        return _record(self.decode, num_rows)
+    def record_decode(self, num_rows: int, steps: int = 1) -> int:
+        """Count a decode batch, or several alike; returns its bucket."""
+        return _record(self.decode, num_rows, steps)
 
     @property
     def num_executions(self) -> int:
@@ -283,12 +291,12 @@ class PaddingStats:
         )
 
 
-def _record(uses: dict[int, BucketUse], count: int) -> int:
+def _record(uses: dict[int, BucketUse], count: int, steps: int = 1) -> int:
     bucket = get_bucket_for_count(count, tuple(uses))
     use = uses[bucket]
-    use.executions += 1
-    use.real += count
-    use.padding += bucket - count
+    use.executions += steps
+    use.real += count * steps
+    use.padding += (bucket - count) * steps
     return bucket
 
 

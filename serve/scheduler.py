@@ -31,6 +31,7 @@ from nxbucket.serve.policy import (
     has_next_token,
     is_prefill,
     prefill_end,
+    prefills_in_a_row,
     refuse_admission,
 )
 from nxbucket.serve.scheduler_checks import SchedulerSettings, check_scheduler_config
@@ -236,10 +237,7 @@ class NeuronScheduler(Scheduler):
         ran = bool(base_output.num_scheduled_tokens)
         tried_prefill = decision in (Decision.ADVANCE_PREFILL, Decision.ADMIT)
         self._prefill_stalled = tried_prefill and not ran
-        if not state.has_decode or decision is Decision.DECODE:
-            self._num_prefills_in_a_row = 0
-        elif tried_prefill and ran:
-            self._num_prefills_in_a_row += 1
+        self._num_prefills_in_a_row = prefills_in_a_row(state, decision, ran=ran)
 
         output = self._apply_padding(base_output)
         self._keep_token_ids_at_worker(output)

@@ -15,7 +15,7 @@ sizes as were measured. Between two sizes the cost is interpolated, beyond them 
 import difflib
 import json
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,6 +64,13 @@ class Curve:
     @classmethod
     def through(cls, measured: "dict[int, float] | dict[int, int]") -> "Curve":
         return cls(tuple(sorted((size, float(value)) for size, value in measured.items())))
+
+    @classmethod
+    def rising(cls, measured: dict[int, float]) -> "Curve":
+        """A smaller size's value stands where a larger one is below it."""
+        points = sorted(measured.items())
+        highest = accumulate((value for _, value in points), max)
+        return cls(tuple((size, value) for (size, _), value in zip(points, highest, strict=True)))
 
     def __call__(self, size: int) -> float:
         points = self.points
