@@ -33,7 +33,6 @@ NOT_FIELDS = {
         "always run in chunks, so `true` changes nothing; `false` holds only if "
         "max_num_batched_tokens covers max_model_len.",
     ),
-    "profile": ("string", "Not yet. A file of bucket lists to start from; keys given here win."),
 }
 TYPES = {int: "integer", bool: "boolean", str: "string", Path: "path", dict: "mapping"}
 HEAD = """\

@@ -4,45 +4,37 @@ It writes the keys a person wants to see first, with lists that fit the model. T
 as by `nxbucket validate`, before it gets its name.
 """
 
+import json
 import os
-from dataclasses import dataclass
-from math import ceil, prod
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from nxbucket.compile.program import kv_bytes_per_token
-from nxbucket.compile.programs.weights import weight_specs
-from nxbucket.toolkit.architecture import Architecture, ModelConfig, read_architecture
+from nxbucket.toolkit.architecture import ModelConfig, read_architecture
 from nxbucket.toolkit.errors import CacheError, UsageError
 from nxbucket.toolkit.hub import is_hub_id
+from nxbucket.toolkit.init_limits import Limits, choose_limits, num_weights
 from nxbucket.toolkit.model_folder import find_model
 from nxbucket.toolkit.spec import DeploySpec, load_spec
-from nxbucket.toolkit.spec_reader import DTYPES, MAX_DEFAULT_MODEL_LEN
+from nxbucket.toolkit.spec_reader import DTYPES
 
-MAX_NUM_SEQS = 8
-MAX_NUM_BATCHED_TOKENS = 2048
-BLOCK_SIZE = 32
-PREFILL_BUCKETS = (128, 512, 2048)
-"""Each four times the one before: at most three quarters of a step are padding."""
+WIDTH = 100
 
 
-@dataclass(frozen=True)
-class Limits:
-    max_model_len: int
-    max_num_batched_tokens: int
-    dtype: str
+def write_model_file(
+    model: str,
+    output: Path,
+    *,
+    force: bool = False,
+    instance: str | None = None,
+    profile: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> DeploySpec:
+    """Raises UsageError if `output` is there and not `force`, or what `load_spec` does.
 
-    @property
-    def prefill_buckets(self) -> list[int]:
-        last = min(self.max_num_batched_tokens, self.max_model_len)
-        return [*(size for size in PREFILL_BUCKETS if size < last), last]
-
-    @property
-    def decode_buckets(self) -> list[int]:
-        return [1 << n for n in range(MAX_NUM_SEQS.bit_length())]
-
-
-def write_model_file(model: str, output: Path, *, force: bool = False) -> DeploySpec:
-    """Raises UsageError if `output` is there and not `force`, or what `load_spec` does."""
+    `say` hears what was taken from a profile.
+    """
     output = output.absolute()
     if output.suffix == ".lock":
         raise UsageError(
@@ -57,7 +49,11 @@ def write_model_file(model: str, output: Path, *, force: bool = False) -> Deploy
         raise UsageError(f"no folder {output.parent}", hint=f"mkdir -p {output.parent}")
     named = _name_in_file(model, output.parent)
     found = find_model(named, None, output.parent)
-    text = model_file_text(named, read_architecture(found.folder), found.commit)
+    config = read_architecture(found.folder)
+    limits = choose_limits(
+        named, found, config, output, instance=instance, profile=profile, say=say
+    )
+    text = model_file_text(named, config, found.commit, limits)
     staged = output.with_name(f".{os.getpid()}.{output.name}")
     try:
         staged.write_text(text)
@@ -87,18 +83,16 @@ def _name_in_file(model: str, folder: Path) -> str:
     return str(path) if given.is_absolute() else os.path.relpath(path, folder)
 
 
-def model_file_text(model: str, config: ModelConfig, commit: str | None) -> str:
-    limits = _limits(config)
+def model_file_text(model: str, config: ModelConfig, commit: str | None, limits: Limits) -> str:
     arch = config.architecture
-    kv_blocks = MAX_NUM_SEQS * ceil(limits.max_model_len / BLOCK_SIZE)
-    kv_bytes = kv_blocks * BLOCK_SIZE * kv_bytes_per_token(arch, limits.dtype)
+    kv_bytes = limits.kv_blocks * limits.block_size * kv_bytes_per_token(arch, limits.dtype)
     is_hub = commit is not None and is_hub_id(model)
     where = "on the hub; `compile` pins the commit in model.lock" if is_hub else "its folder"
     programs = len(limits.prefill_buckets) + len(limits.decode_buckets)
     rows = [
         _row(f"model: {_quoted(model)}", where),
         *(["# revision: main  # a branch, a tag or a commit"] if is_hub else []),
-        _row("target: cpu", "what the programs are compiled for"),
+        _row(f"target: {limits.target}", "what the programs are compiled for"),
         _row(f"dtype: {limits.dtype}", _dtype_comment(config)),
         "",
         "# The limits of the server. Every compiled shape follows from them.",
@@ -107,16 +101,17 @@ def model_file_text(model: str, config: ModelConfig, commit: str | None) -> str:
             f"prompt and answer of one request, in tokens; the model's own limit is "
             f"{config.max_position_embeddings}",
         ),
-        _row(f"max_num_seqs: {MAX_NUM_SEQS}", "requests that run at the same time"),
+        _row(f"max_num_seqs: {limits.max_num_seqs}", "requests that run at the same time"),
         _row(
             f"max_num_batched_tokens: {limits.max_num_batched_tokens}",
             "prompt tokens per step; a longer prompt is read in chunks",
         ),
-        _row(f"block_size: {BLOCK_SIZE}", "tokens per KV cache block"),
-        f"# num_gpu_blocks_override: {kv_blocks + 1}  # KV blocks; left out: every request at "
-        "max_model_len,",
-        f"#                               which takes {_gib(kv_bytes)} here",
-        _row("enable_prefix_caching: true", "prompts with the same beginning share its blocks"),
+        _row(f"block_size: {limits.block_size}", "tokens per KV cache block"),
+        *_kv_rows(limits, kv_bytes),
+        _row(
+            f"enable_prefix_caching: {str(limits.enable_prefix_caching).lower()}",
+            "prompts with the same beginning share its blocks",
+        ),
         "",
         f"# One program is compiled for each entry, {programs} in all. A step runs in the smallest "
         "one that",
@@ -126,6 +121,11 @@ def model_file_text(model: str, config: ModelConfig, commit: str | None) -> str:
         f"  num_batched_tokens_buckets: {limits.prefill_buckets}",
         "  # Decode, in sequences of one token each. The last entry is max_num_seqs.",
         f"  num_seqs_buckets: {limits.decode_buckets}",
+        *(
+            f"  {key}: {json.dumps(value)}"
+            for key, value in (limits.more_neuron_config or {}).items()
+        ),
+        *(f"{key}: {json.dumps(value)}" for key, value in (limits.more or {}).items()),
         "",
         "# Further arguments of `vllm serve`; what shapes programs is refused here.",
         "# serve:",
@@ -135,18 +135,33 @@ def model_file_text(model: str, config: ModelConfig, commit: str | None) -> str:
         "# Next: nxbucket compile, then nxbucket serve. Every key is in docs/model-file.md.",
         f"# {arch.family}, {arch.num_hidden_layers} layers, hidden size {arch.hidden_size}, "
         f"{arch.num_attention_heads} heads over {arch.num_key_value_heads} for keys and values, "
-        f"about {_count(_num_weights(arch))} weights.",
+        f"about {_count(num_weights(arch))} weights.",
+        *_origin(limits),
         "",
     ]
     return "\n".join([*head, *rows]) + "\n"
 
 
-def _limits(config: ModelConfig) -> Limits:
-    length = min(config.max_position_embeddings, MAX_DEFAULT_MODEL_LEN)
-    # One request at a time is prefilled, so a step is never longer than a request.
-    budget = max(MAX_NUM_SEQS, min(MAX_NUM_BATCHED_TOKENS, length))
-    dtype = config.dtype if config.dtype in DTYPES else "float32"
-    return Limits(length, budget, dtype)
+def _origin(limits: Limits) -> list[str]:
+    if limits.profile is None:
+        return []
+    published = limits.profile.published
+    text = (
+        f"Limits and lists start from profile {limits.profile.name}: {published.title} "
+        f"({published.source})."
+    )
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False)]
+
+
+def _kv_rows(limits: Limits, kv_bytes: int) -> list[str]:
+    if limits.num_gpu_blocks_override is not None:
+        key = f"num_gpu_blocks_override: {limits.num_gpu_blocks_override}"
+        return [_row(key, f"KV blocks, vLLM's null block among them; {_gib(kv_bytes)} here")]
+    return [
+        f"# num_gpu_blocks_override: {limits.kv_blocks + 1}  # KV blocks; left out: every request "
+        "at max_model_len,",
+        f"#                               which takes {_gib(kv_bytes)} here",
+    ]
 
 
 def _dtype_comment(config: ModelConfig) -> str:
@@ -163,10 +178,6 @@ def _row(line: str, comment: str) -> str:
 def _quoted(model: str) -> str:
     plain = all(c.isalnum() or c in "./_-" for c in model)
     return model if plain else '"' + model.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _num_weights(arch: Architecture) -> int:
-    return sum(prod(spec.shape) for spec in weight_specs(arch))
 
 
 def _count(number: int) -> str:

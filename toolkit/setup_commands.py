@@ -15,6 +15,8 @@ app = typer.Typer(rich_markup_mode=None)
     epilog=examples(
         "nxbucket init ./models/llama-3.2-1b",
         "nxbucket init meta-llama/Llama-3.2-1B --output llama.yaml",
+        "nxbucket init meta-llama/Llama-3.1-8B-Instruct --instance trn2.48xlarge",
+        "nxbucket init ./my-tinyllama --profile tinyllama-1.1b-one-block",
     )
 )
 def init(
@@ -28,13 +30,40 @@ def init(
     force: Annotated[
         bool, typer.Option("--force", help="Write over a file that is there.")
     ] = False,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            "--instance",
+            metavar="INSTANCE",
+            help="What it will run on, e.g. trn2.48xlarge, or a target such as trn2. Without it "
+            "the file is for target cpu.",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            metavar="NAME",
+            help="Start from this one of `nxbucket profiles ls`, or from a file; without it the "
+            "best match of model and instance.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a commented model file, with bucket lists that fit the model."""
+    """Write a commented model file, with bucket lists that fit the model.
+
+    Limits and lists are those of a profile that was published for the model, as far as they hold
+    today; what was taken from it is said.
+    """
     with output.errors_as_json(as_json):
         from nxbucket.toolkit.init import write_model_file
 
-        spec = write_model_file(model, file, force=force)
+        notes: list[str] = []
+        spec = write_model_file(
+            model, file, force=force, instance=instance, profile=profile, say=notes.append
+        )
         buckets = spec.neuron_config
         programs = len(buckets.num_batched_tokens_buckets) + len(buckets.num_seqs_buckets)
         if as_json:
@@ -44,12 +73,13 @@ def init(
                     "file": str(spec.path),
                     "model_commit": spec.model_commit,
                     "programs": programs,
+                    "notes": [*notes, *spec.notes],
                     "config": spec.resolved(),
                 }
             )
             return
         output.print_data(str(spec.path))
-        for note in spec.notes:
+        for note in (*notes, *spec.notes):
             output.print_note(note)
         output.print_note(f"{programs} programs; next: nxbucket compile {file}")
 

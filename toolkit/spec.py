@@ -126,6 +126,11 @@ class DeploySpec(_Frozen):
     neuron_config: NeuronConfig
     compiler: CompilerOptions = CompilerOptions()
     artifacts: ArtifactLocations = ArtifactLocations()
+    profile: str | None = None
+    """A configuration to start from: a name of `nxbucket profiles ls`, or the path of a profile of
+    your own, with a / or .yaml in it (a relative path starts at this file). Keys given here win
+    over the profile's, in `neuron_config` and `compiler` one by one; see
+    [profiles.md](profiles.md)."""
     serve: dict[str, Any] = {}
     """Further arguments of `vllm serve`, under their names with _ or -. What would change a
     program's shape is refused, with the key to edit."""
@@ -134,6 +139,8 @@ class DeploySpec(_Frozen):
     """Of a hub id: the commit that `revision` is. None for a folder."""
     defaulted: frozenset[str] = frozenset()
     """Dotted keys left to their default."""
+    from_profile: frozenset[str] = frozenset()
+    """Dotted keys whose values are the profile's."""
     notes: tuple[str, ...] = ()
     """What a person should know and need not mend."""
 
@@ -156,9 +163,13 @@ class DeploySpec(_Frozen):
     def resolved(self) -> dict[str, Any]:
         """The effective configuration under model.yaml's own names, as JSON can hold it.
 
-        The same on every host: a cache below the file's folder stays relative to it.
+        The same on every host: a cache below the file's folder stays relative to it. What a profile
+        gave is there as a value; its name is not.
         """
-        own = {"path", "model_dir", "model_commit", "architecture", "defaulted", "notes"}
+        own = {
+            "path", "model_dir", "model_commit", "architecture", "defaulted", "notes", "profile",
+            "from_profile",
+        }  # fmt: skip
         config = self.model_dump(mode="json", exclude=own)
         config["num_gpu_blocks_override"] = self.num_kv_blocks
         if (cache := self.artifacts.cache) is not None:

@@ -16,6 +16,7 @@ from nxbucket.toolkit.compiler_flags import as_list, check_flags, notes_on_flags
 from nxbucket.toolkit.errors import EnvironmentProblem, ModelLookupError, Problem, SpecError
 from nxbucket.toolkit.long_context import check_context_lengths, check_kv_segment_sizes
 from nxbucket.toolkit.model_folder import CommitOf, FoundModel, ask_the_hub, find_model
+from nxbucket.toolkit.profile_base import start_from_profile
 from nxbucket.toolkit.refusals import (
     argument_name,
     is_vllm_key_that_holds,
@@ -61,13 +62,19 @@ def read_values(
     Raises EnvironmentProblem if the hub is asked, cannot be reached, and nothing else is wrong.
     """
     problems = [*document.problems]
-    top = Section(document.root, document.file, "", problems)
+    root, base = start_from_profile(document, problems)
+    top = Section(root, document.file, "", problems)
     reader = _SpecReader(top, document.file, problems, commit_of)
     values = reader.read()
+    if base is not None:
+        problems = base.told(problems)
+        values["profile"] = base.name
+        values["from_profile"] = base.keys - values["defaulted"]
     if (unreachable := reader.unreachable) is not None:
         if not problems:
             raise unreachable
-        top.report("model", "hub-unreachable", unreachable.message, unreachable.hint or "")
+        message, hint = unreachable.message, unreachable.hint or ""
+        problems.append(Problem("hub-unreachable", message, hint, document.file, key="model"))
     return values, problems
 
 
@@ -128,14 +135,13 @@ class _SpecReader:
         values["compiler"] = self._read_compiler(sections["compiler"], values["target"])
         values["artifacts"] = self._read_artifacts(sections["artifacts"])
         values["serve"] = self._read_serve()
-        self._refuse_profile()
         self._note_limits(limits)
         values["architecture"] = limits.architecture
         if limits.architecture is not None and limits.max_model_len is not None:
             values["architecture"] = limits.architecture.within(limits.max_model_len)
         given = (top, *sections.values())
         values["defaulted"] = frozenset().union(*(s.defaulted for s in given))
-        values["defaulted"] -= {"profile", "enable_chunked_prefill"}
+        values["defaulted"] -= {"enable_chunked_prefill"}
         values["notes"] = tuple(self._notes)
         return values
 
@@ -357,12 +363,6 @@ class _SpecReader:
             else:
                 arguments[name] = value
         return arguments
-
-    def _refuse_profile(self) -> None:
-        if self._top.string("profile", None) is not None:
-            message = "not yet: profile"
-            hint = "delete the line and give the bucket lists under neuron_config"
-            self._top.report("profile", "not-yet", message, hint)
 
     def _note_limits(self, limits: Limits) -> None:
         budget, length = limits.max_num_batched_tokens, limits.max_model_len

@@ -22,6 +22,8 @@ def spec_as_json(spec: DeploySpec) -> dict[str, Any]:
         "config": spec.resolved(),
         "model_commit": spec.model_commit,
         "defaulted": sorted(spec.defaulted),
+        "profile": spec.profile,
+        "from_profile": sorted(spec.from_profile),
         "effective": {
             "max_num_batched_tokens": spec.effective_max_num_batched_tokens,
             "max_blocks_per_seq": spec.max_blocks_per_seq,
@@ -33,6 +35,8 @@ def spec_as_json(spec: DeploySpec) -> dict[str, Any]:
 
 def _rows(spec: DeploySpec) -> Iterator[tuple[str, str, str]]:
     config = spec.resolved()
+    if spec.profile is not None:
+        yield "profile", spec.profile, "file"
     for key, value in config.items():
         if isinstance(value, dict) and key != "serve":
             for name, nested in value.items():
@@ -53,6 +57,8 @@ def _rows(spec: DeploySpec) -> Iterator[tuple[str, str, str]]:
 def _origin(spec: DeploySpec, key: str) -> str:
     if key == "dtype" and key in spec.defaulted:
         return "checkpoint"
+    if key in spec.from_profile:
+        return f"profile {spec.profile}"
     return "default" if key in spec.defaulted else "file"
 
 

@@ -1,7 +1,8 @@
-"""What nxbucket knows of AWS's chips: memory and cores, by target.
+"""What nxbucket knows of AWS's chips: memory, cores and published peaks, by target.
 
-From about-neuron/arch/neuron-hardware of the SDK's documentation; memory per core is a division.
-Nothing was measured.
+From about-neuron/arch/neuron-hardware of the SDK's documentation (inferentia2, trainium, trainium2,
+trainium3); memory per core is a division. Its guides for kernel writers have other bandwidths for
+Trainium3, 4.7 TB/s, and in one release for Trainium2, 3 TB/s. Nothing was measured.
 """
 
 from dataclasses import dataclass
@@ -11,17 +12,23 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Chip:
-    """Physical cores of one chip, and its HBM."""
+    """Physical cores of one chip, its HBM, and what AWS publishes as its peaks.
+
+    `bf16_flops_per_s` is of dense products: 190 TFLOPS on Inferentia2 and Trainium1, 667 on
+    Trainium2, 671 on Trainium3. `hbm_bytes_per_s`: 820 GiB/s on the first two, 2.9 and 4.9 TB/s.
+    """
 
     name: str
     cores: int
     hbm_bytes: int
+    bf16_flops_per_s: float
+    hbm_bytes_per_s: float
 
 
-INFERENTIA2 = Chip("Inferentia2", 2, 32 * GIB)
-TRAINIUM1 = Chip("Trainium1", 2, 32 * GIB)
-TRAINIUM2 = Chip("Trainium2", 8, 96 * GIB)
-TRAINIUM3 = Chip("Trainium3", 8, 144 * GIB)
+INFERENTIA2 = Chip("Inferentia2", 2, 32 * GIB, 190e12, 820.0 * GIB)
+TRAINIUM1 = Chip("Trainium1", 2, 32 * GIB, 190e12, 820.0 * GIB)
+TRAINIUM2 = Chip("Trainium2", 8, 96 * GIB, 667e12, 2.9e12)
+TRAINIUM3 = Chip("Trainium3", 8, 144 * GIB, 671e12, 4.9e12)
 
 CHIP_OF = {
     "inf2": INFERENTIA2,

@@ -238,7 +238,7 @@ def test_a_budget_above_max_model_len_is_cut_and_said(load: Load) -> None:
         pytest.param("dtype: float31", "unknown-value", ["float32"], id="dtype"),
         pytest.param("dtype: 32", "wrong-type", ["integer 32, string"], id="dtype-int"),
         pytest.param("tensor_parallel_size: 2", "not-yet", ["tensor_parallel_size"], id="tp"),
-        pytest.param("profile: llama", "not-yet", ["profile"], id="profile"),
+        pytest.param("profile: llama", "profile-not-found", ["no profile llama"], id="profile"),
         pytest.param("artifacts: {remote: gs://b/p}", "remote", ["remote", "s3://"], id="remote"),
         pytest.param("compiler: {optlevel: 9}", "out-of-range", ["at most 3"], id="optlevel"),
         pytest.param("compiler: {optlevel: 2}", "no-effect", ["neuronx-cc"], id="optlevel on cpu"),
