@@ -4,14 +4,16 @@ The engine's processes write prometheus_client's multiprocess files (the launche
 PROMETHEUS_MULTIPROC_DIR before anything imports the library); the front end adds them up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch._dynamo.utils
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from nxbucket.compile.program import Bucket
 
 PADDING_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+MOST_BOUNDS = 64
+EXACT_DECODE_SIZES = 32
 
 _prefill_padding = Histogram(
     "nxbucket_prefill_padding_tokens",
@@ -41,21 +43,66 @@ _held_back = Gauge(
     "Waiting requests that the scheduler did not show to vLLM's in its last step.",
     multiprocess_mode="mostrecent",
 )
+_sizes: dict[str, Histogram] = {}
+"""By name. Their bounds are the server's own, and a name can be registered once in a process."""
+
+
+def size_bounds(buckets: Iterable[int], exact_up_to: int = 0) -> tuple[int, ...]:
+    """Bounds that tell sizes apart: every bucket, and the multiples of the finest step that fits.
+
+    The step is a power of two, as good bucket sizes are multiples of one. Every size up to
+    `exact_up_to` is a bound, too. More than MOST_BOUNDS there are only for a server with more
+    buckets than that.
+    """
+    buckets = sorted(buckets)
+    largest = buckets[-1]
+    step = 1
+    while True:
+        exact = range(1, min(exact_up_to, largest) + 1)
+        bounds = sorted({*exact, *range(step, largest, step), *buckets})
+        if len(bounds) <= MOST_BOUNDS or step >= largest:
+            return tuple(bounds)
+        step *= 2
+
+
+def _size_histogram(name: str, documentation: str, bounds: Sequence[int]) -> Histogram:
+    """That of the server before, in this process, goes: its bounds may be others."""
+    if before := _sizes.pop(name, None):
+        REGISTRY.unregister(before)
+    _sizes[name] = Histogram(name, documentation, buckets=bounds)
+    return _sizes[name]
 
 
 class ProgramMetrics:
     """Written by the runner, where a program really ran."""
 
-    def __init__(self, compiles_of_loader: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, buckets: Iterable[Bucket], compiles_of_loader: Callable[[], int] = lambda: 0
+    ) -> None:
         """Made when all programs are bound: what is compiled from then on is counted."""
+        sizes: dict[str, set[int]] = {"prefill": set(), "decode": set()}
+        for bucket in buckets:
+            sizes[bucket.phase].add(bucket.size)
+        self._chunk_tokens = _size_histogram(
+            "nxbucket_prefill_chunk_tokens",
+            "Tokens of a prefill step, without padding.",
+            size_bounds(sizes["prefill"]),
+        )
+        self._batch_seqs = _size_histogram(
+            "nxbucket_decode_batch_seqs",
+            "Sequences of a decode step, without padding.",
+            size_bounds(sizes["decode"], EXACT_DECODE_SIZES),
+        )
         self._compiles_of_loader = compiles_of_loader
         self._seen = self._compiles_so_far()
         _compiles.inc(0)
 
     def ran(self, bucket: Bucket, count: int) -> None:
         """`count`: the real tokens of a prefill, the real sequences of a decode."""
-        padding = _prefill_padding if bucket.phase == "prefill" else _decode_padding
+        is_prefill = bucket.phase == "prefill"
+        padding = _prefill_padding if is_prefill else _decode_padding
         padding.labels(bucket.size).observe(bucket.size - count)
+        (self._chunk_tokens if is_prefill else self._batch_seqs).observe(count)
         self._count(bucket.name)
 
     def _count(self, program: str) -> None:

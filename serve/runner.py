@@ -102,7 +102,7 @@ class NeuronModelRunner(CPUModelRunner):
         self.weights = {}  # the memory has them, perhaps as other bytes
         self.artifacts.bind(self.memory)
         self.artifacts.smoke(self.model_config.get_vocab_size())
-        self.program_metrics = ProgramMetrics(self.loader.compiles)
+        self.program_metrics = ProgramMetrics(self.artifacts.executables, self.loader.compiles)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM's own, which copies blocks within `self.kv_caches`: there are none."""

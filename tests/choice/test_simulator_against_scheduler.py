@@ -52,12 +52,12 @@ class Case:
 
 
 CASES = [
-    Case(1, gap_s=0.20, num_seqs=4, num_blocks=20_000, max_consecutive_prefills=8, is_asked_for_more=False),
-    Case(2, gap_s=0.02, num_seqs=8, num_blocks=20_000, max_consecutive_prefills=2, is_asked_for_more=False),
-    Case(3, gap_s=0.05, num_seqs=8, num_blocks=40, max_consecutive_prefills=8, is_asked_for_more=True),
-    Case(4, gap_s=0.10, num_seqs=6, num_blocks=33, max_consecutive_prefills=0, is_asked_for_more=True),
-    Case(5, gap_s=0.60, num_seqs=3, num_blocks=25, max_consecutive_prefills=1, is_asked_for_more=True),
-]  # fmt: skip
+    Case(1, 0.20, 4, 20_000, 8, is_asked_for_more=False),
+    Case(2, 0.02, 8, 20_000, 2, is_asked_for_more=False),
+    Case(3, 0.05, 8, 40, 8, is_asked_for_more=True),
+    Case(4, 0.10, 6, 33, 0, is_asked_for_more=True),
+    Case(5, 0.60, 3, 25, 1, is_asked_for_more=True),
+]
 MAX_MODEL_LEN = 256
 PREFILL_BUCKETS = (16, 32, 64)
 STEPS_PER_CASE = 2_500
@@ -153,6 +153,7 @@ def test_the_same_steps_in_the_same_order(
         "nxbucket": {"max_consecutive_prefills": case.max_consecutive_prefills},
     }
     scheduler = factory.scheduler(NeuronScheduler, num_blocks=case.num_blocks, config=config)
+    assert isinstance(scheduler, NeuronScheduler)
     trace = trace_of(case)
     assert trace.arrival_s is not None
     engine = EndingEngine(scheduler, trace)

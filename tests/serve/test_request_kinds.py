@@ -276,6 +276,17 @@ def test_metrics_show_padding_executions_state_and_held_back_requests(server: Se
         "nxbucket_serve_compiles_total",
     } <= names
     assert samples["nxbucket_serve_compiles_total"] == 0
+    # Each step is counted by its true size, too; every bucket of prefill is a bound.
+    for size_metric, program in (
+        ("nxbucket_prefill_chunk_tokens", "prefill"),
+        ("nxbucket_decode_batch_seqs", "decode"),
+    ):
+        prefix = f'nxbucket_program_executions_total{{program="{program}_'
+        steps = sum(value for name, value in samples.items() if name.startswith(prefix))
+        assert samples[f"{size_metric}_count"] == steps > 0
+    assert {f'nxbucket_prefill_chunk_tokens_bucket{{le="{b}.0"}}' for b in (32, 64, 128)} <= set(
+        samples
+    )
 
 
 def decode_steps(server: Server) -> float:

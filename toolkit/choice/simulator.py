@@ -268,6 +268,17 @@ class Replay:
 
 
 @dataclass
+class Timeline:
+    """Every step, runs of equal ones as one entry, in columns."""
+
+    start_s: "array[float]" = field(default_factory=lambda: array("d"))
+    end_s: "array[float]" = field(default_factory=lambda: array("d"))
+    phase: bytearray = field(default_factory=bytearray)
+    """0 idle, 1 prefill, 2 decode."""
+    waiting: "array[int]" = field(default_factory=lambda: array("i"))
+
+
+@dataclass
 class Simulation:
     """What a replay was like. Times in seconds from the first request; one entry per request that
     was served, in the order of the trace."""
@@ -295,7 +306,7 @@ class Simulation:
     """Time in each bucket, by phase."""
     queue_s: dict[int, float] = field(default_factory=dict)
     """Length of the queue -> time it was that long."""
-    timeline: "Timeline" = field(default_factory=lambda: Timeline())
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -314,17 +325,6 @@ class Simulation:
     @property
     def queue_max(self) -> int:
         return max(self.queue_s, default=0)
-
-
-@dataclass
-class Timeline:
-    """Every step, runs of equal ones as one entry, in columns."""
-
-    start_s: "array[float]" = field(default_factory=lambda: array("d"))
-    end_s: "array[float]" = field(default_factory=lambda: array("d"))
-    phase: bytearray = field(default_factory=bytearray)
-    """0 idle, 1 prefill, 2 decode."""
-    waiting: "array[int]" = field(default_factory=lambda: array("i"))
 
 
 PHASES = ("idle", "prefill", "decode")

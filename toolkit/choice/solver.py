@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from math import ceil, floor
 
 INFINITY = 1 << 200
@@ -234,10 +234,8 @@ def _within_budgets(axis: Axis, axes: Sequence[Axis], budgets: tuple[int, ...]) 
     most = axis.max_programs
     for d, budget in enumerate(budgets):
         left = budget - sum(other.used[-1][d] for other in axes)
-        fits = takewhile(
-            lambda used, left=left: used <= left, accumulate(sorted(u[d] for u in axis.used[:-1]))
-        )
-        most = min(most, 1 + sum(1 for _ in fits))
+        smallest_first = accumulate(sorted(used[d] for used in axis.used[:-1]))
+        most = min(most, 1 + sum(total <= left for total in smallest_first))
     return replace(axis, max_programs=most)
 
 

@@ -34,7 +34,9 @@ HOW_TO_LOG = (
 )
 
 _LOG_LINE = re.compile(r'^\{.*"message": ?"', re.MULTILINE)
-_OF_A_REQUEST = ("Received request ", " details: ")
+_ARGUMENTS = "non-default args: "
+_WANTED = ("Received request ", " details: ", _ARGUMENTS)
+_MAX_LOG_LEN = re.compile(r"'max_log_len': (\d{1,12})\b")
 _DETAILS = re.compile(r"Request (.+?) details: prompt: ", re.DOTALL)
 _RECEIVED = re.compile(
     r"Received request (.+?): params: (SamplingParams|BeamSearchParams)\(", re.DOTALL
@@ -75,7 +77,7 @@ def read_vllm_log(file: Path, blocks: Iterator[Block], progress: Callable[[int],
     log = _Log(file)
     for block in blocks:
         for number, line in block.numbered_lines():
-            if any(part in line for part in _OF_A_REQUEST):
+            if any(part in line for part in _WANTED):
                 log.read(line, number)
         progress(len(log.requests))
     return log.trace()
@@ -87,6 +89,9 @@ class _Log:
         self.requests: list[_Request] = []
         self._latest: dict[str, _Request] = {}
         """By id; a client may send one id again."""
+        self._arguments_seen = False
+        self._max_log_len: int | None = None
+        """Of ids that the server wrote, if it was told to cut them."""
 
     def read(self, line: str, number: int) -> None:
         try:
@@ -102,6 +107,10 @@ class _Log:
             self._receive(found[1], record, number, message)
         elif found := _GENERATED.fullmatch(message):
             self._generate(found[1], found[2] == " (streaming delta)", found[3])
+        elif message.startswith(_ARGUMENTS):
+            self._arguments_seen = True
+            if cut := _MAX_LOG_LEN.search(message):
+                self._max_log_len = int(cut[1])
 
     def _start(self, name: str, time: Any, line: int, prompt_tokens: int | None) -> _Request:
         request = _Request(time, line, prompt_tokens)
@@ -135,9 +144,16 @@ class _Log:
         known = [r for r in generations if r.prompt_tokens]
         if not known:
             raise TraceError(
-                f"{self.file} has {len(generations)} requests and no lengths of their prompts: "
+                f"{self.file} has requests ({len(generations)}) and no lengths of their prompts: "
                 "vLLM logs token ids at level DEBUG only",
                 hint=HOW_TO_LOG,
+            )
+        limit = self._max_log_len
+        if limit is not None and any((r.prompt_tokens or 0) >= limit for r in known):
+            raise TraceError(
+                f"{self.file}: the server wrote no more than {limit} token ids of a prompt: "
+                "lengths above are not in the log",
+                hint="start it without --max-log-len",
             )
         return self._rows(known).trace(self._notes(generations, known))
 
@@ -176,9 +192,14 @@ class _Log:
             raise fault(self.file, line, f"the time {wrong.sentence}", wrong.hint) from None
 
     def _notes(self, generations: list[_Request], known: list[_Request]) -> list[str]:
-        notes = ["--max-log-len of that server, if it was given, cut the lengths; no log shows it"]
+        notes = []
+        if not self._arguments_seen:
+            notes.append(
+                "the log lacks the line of the server's arguments: had it --max-log-len, lengths "
+                "above that are cut, which cannot be told"
+            )
         if unknown := len(generations) - len(known):
-            notes.append(f"{unknown} requests have no prompt token ids and were left out")
+            notes.append(f"requests without prompt token ids, left out: {unknown}")
         if any(r.time is None for r in known):
             notes.append("the log has no times (asctime): when requests arrived is unknown")
         silent = sum(not _outputs(r) for r in known)
@@ -189,13 +210,13 @@ class _Log:
             )
         elif silent:
             notes.append(
-                f"{silent} requests have no token ids of an answer and count as 0 output tokens: "
-                "aborted, empty, or of /v1/completions, whose answers vLLM does not log"
+                f"requests without token ids of an answer, taken as 0 output tokens: {silent} "
+                "(aborted, empty, or of /v1/completions, whose answers vLLM does not log)"
             )
         if streamed := sum(r.streamed is not None and not r.outputs for r in known):
             notes.append(
-                f"{streamed} answers were streamed; vLLM logs no piece without text, so their "
-                "output tokens are a few too low"
+                f"streamed answers: {streamed}; vLLM logs no piece without text, so their output "
+                "tokens may be a few too low"
             )
         return notes
 
