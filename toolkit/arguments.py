@@ -45,6 +45,16 @@ Remote = Annotated[
     ),
 ]
 
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Write the pictures, as one HTML file.",
+        show_default=False,
+    ),
+]
+
 
 def examples(*commands: str) -> str:
     """The end of a command's help text. \\b keeps its lines apart."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import Json, ModelFile, examples, model_file
+from nxbucket.toolkit.arguments import Json, ModelFile, Report, examples, model_file
 from nxbucket.toolkit.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
@@ -64,17 +64,19 @@ Roofline = Annotated[
         show_default=False,
     ),
 ]
+Grid = Annotated[
+    int | None,
+    typer.Option(
+        "--grid",
+        help="Prefill buckets are multiples of it, but for the last; 128 when left out, or less if "
+        "the buckets there are now are on a finer one.",
+        show_default=False,
+    ),
+]
 Requests = Annotated[
     int | None,
     typer.Option("--requests", help="Only the first so many of the trace.", show_default=False),
 ]
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        "--report", metavar="FILE.html", help="Write the pictures, as one HTML file.",
-        show_default=False,
-    ),
-]  # fmt: skip
 
 
 @app.command(
@@ -135,9 +137,7 @@ def advise(
             show_default=False,
         ),
     ] = None,
-    grid: Annotated[
-        int, typer.Option("--grid", help="Prefill buckets are multiples of it, but for the last.")
-    ] = 128,
+    grid: Grid = None,
     costs: CostsFile = None,
     roofline: Roofline = None,
     minimize: Annotated[
@@ -163,10 +163,11 @@ def advise(
     requests they were not chosen for, is in its comments.
     """
     with output.errors_as_json(as_json):
-        from nxbucket.toolkit.choice.advise_report import advice_as_json, advice_text
+        from nxbucket.toolkit.choice.advise_report import advice_as_json, advice_text, facts
         from nxbucket.toolkit.choice.advise_run import AdviseOptions, make_advice
         from nxbucket.toolkit.choice.inputs import LimitOptions
         from nxbucket.toolkit.quantities import bytes_of
+        from nxbucket.toolkit.report.report_file import check_report, write_report
 
         limits = LimitOptions(max_num_batched_tokens, max_num_seqs, max_model_len)
         if write and limits.given():
@@ -192,12 +193,18 @@ def advise(
             minimize=minimize,
             api_key=os.environ.get("VLLM_API_KEY"),
         )
+        if report is not None:
+            check_report(report)
         found, spec = make_advice(options)
         if report is not None:
             from nxbucket.toolkit.report.advise_page import advise_report
-            from nxbucket.toolkit.report.page import write_report
 
-            write_report(report, advise_report(found))
+            title = f"Buckets for {found.source}"
+            head = list(facts(found).items())
+            page = advise_report(
+                found.prefill, found.decode, found.holdouts, head, title, found.notes
+            )
+            write_report(report, page)
         if write:
             from nxbucket.toolkit.yaml_edit import write_bucket_lists
 
@@ -278,7 +285,10 @@ def simulate(
         from nxbucket.toolkit.choice.inputs import LimitOptions
         from nxbucket.toolkit.choice.simulate_report import simulation_as_json, simulations_table
         from nxbucket.toolkit.choice.simulate_run import SimulateOptions, run_simulations
+        from nxbucket.toolkit.report.report_file import check_report, write_report
 
+        if report is not None:
+            check_report(report)
         done = run_simulations(
             SimulateOptions(
                 trace=trace,
@@ -292,12 +302,16 @@ def simulate(
                 requests=requests,
             )
         )
+        sources = list(dict.fromkeys(times.source for times in done.times))
         if report is not None:
-            from nxbucket.toolkit.report.page import write_report
             from nxbucket.toolkit.report.simulate_page import simulate_report
 
-            write_report(report, simulate_report(done))
-        sources = list(dict.fromkeys(times.source for times in done.times))
+            head = [
+                ("trace", f"{len(done.trace):,} requests of {done.trace.name}"),
+                *(("step times", source) for source in sources),
+            ]
+            title = f"{done.trace.name}, replayed"
+            write_report(report, simulate_report(done.simulations, head, title, done.trace.notes))
         if as_json:
             output.print_json(
                 {
@@ -316,3 +330,71 @@ def simulate(
             output.print_note(f"step times {source}")
         if report is not None:
             output.print_note(f"wrote {report}")
+
+
+@app.command(
+    epilog=examples(
+        "nxbucket drift --metrics http://host:8000 --lock model.lock",
+        "nxbucket drift --metrics http://host:8000 --lock model.lock --threshold 0.1 --json",
+    )
+)
+def drift(
+    metrics: Annotated[
+        str,
+        typer.Option("--metrics", metavar="URL", help="The server's metrics, or a file of them."),
+    ],
+    lock: Annotated[
+        Path, typer.Option("--lock", metavar="FILE", help="The lock that the server runs.")
+    ] = Path("model.lock"),
+    threshold: Annotated[
+        float,
+        typer.Option("--threshold", help="The share of a phase's work worth a change of lists."),
+    ] = 0.05,
+    max_programs: Annotated[
+        int | None,
+        typer.Option(
+            "--max-programs",
+            help="Entries of each list at most; as many as it has now when left out.",
+            show_default=False,
+        ),
+    ] = None,
+    grid: Grid = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="The target that the server runs, if the lock has several.",
+            show_default=False,
+        ),
+    ] = None,
+    costs: CostsFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compare what a running server's lists waste with what the best lists would.
+
+    For a cron job: exit code 0 if the lists are good, 4 if others would save --threshold of the
+    work of prefill or decode; anything else is an error. A phase with fewer than 1000 steps since
+    the server started decides nothing.
+    """
+    with output.errors_as_json(as_json):
+        from nxbucket.toolkit.choice.drift import DriftOptions, drift_text, measure_drift
+
+        found = measure_drift(
+            DriftOptions(
+                metrics=metrics,
+                lock=lock,
+                target=target,
+                threshold=threshold,
+                max_programs=max_programs,
+                grid=grid,
+                costs=costs,
+                api_key=os.environ.get("VLLM_API_KEY"),
+            )
+        )
+        if as_json:
+            output.print_json(found.as_json())
+        else:
+            output.print_data(drift_text(found))
+        if found.drifted:
+            output.print_note("the lists have drifted: exit code 4")
+            raise typer.Exit(EXIT_DRIFTED)

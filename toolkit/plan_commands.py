@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nxbucket.toolkit import output
-from nxbucket.toolkit.arguments import GraphsOnly, Json, ModelFile, examples, model_file
+from nxbucket.toolkit.arguments import (
+    GraphsOnly,
+    Json,
+    ModelFile,
+    Report,
+    examples,
+    model_file,
+)
 from nxbucket.toolkit.errors import NxbucketError, UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +26,19 @@ app = typer.Typer(rich_markup_mode=None)
 PROGRAM_NAME = re.compile(r"(prefill|decode)_\w+")
 
 
-@app.command(epilog=examples("nxbucket plan", "nxbucket plan model.yaml --json"))
-def plan(model_yaml: ModelFile = None, emulate: GraphsOnly = False, as_json: Json = False) -> None:
+@app.command(
+    epilog=examples(
+        "nxbucket plan",
+        "nxbucket plan model.yaml --json",
+        "nxbucket plan model.yaml --report plan.html",
+    )
+)
+def plan(
+    model_yaml: ModelFile = None,
+    emulate: GraphsOnly = False,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
     """Print every program with its key, cost and state, and what serving will need.
 
     Nothing is compiled. FLOPs are those of one execution, attention over the padded context
@@ -30,17 +48,22 @@ def plan(model_yaml: ModelFile = None, emulate: GraphsOnly = False, as_json: Jso
     Keys of a Neuron target need its compiler, or the lock that names it. Without either, the rest
     is printed.
     """
-    print_plan_of(model_yaml, as_json, emulate=emulate)
+    print_plan_of(model_yaml, as_json, emulate=emulate, page=report)
 
 
-def print_plan_of(model_yaml: Path | None, as_json: bool, *, emulate: bool) -> None:
+def print_plan_of(
+    model_yaml: Path | None, as_json: bool, *, emulate: bool, page: Path | None = None
+) -> None:
     """Also what `compile --dry-run` prints."""
     with output.errors_as_json(as_json):
         from nxbucket.compile.cache import ArtifactCache, choose_cache
         from nxbucket.compile.compiler import compiler_for
         from nxbucket.toolkit.plan_report import make_plan_report, plan_as_json, print_plan
+        from nxbucket.toolkit.report.report_file import check_report, write_report
         from nxbucket.toolkit.spec import load_spec
 
+        if page is not None:
+            check_report(page)
         spec = load_spec(model_file(model_yaml))
         choice = choose_cache(spec.artifacts.cache)
         compiler = compiler_for(spec, emulate=emulate)
@@ -52,6 +75,11 @@ def print_plan_of(model_yaml: Path | None, as_json: bool, *, emulate: bool) -> N
             output.print_json(plan_as_json(report))
         else:
             print_plan(report)
+        if page is not None:
+            from nxbucket.toolkit.report.plan_page import plan_page
+
+            write_report(page, plan_page(report, notes=spec.notes))
+            output.print_note(f"wrote {page}")
 
 
 @app.command(

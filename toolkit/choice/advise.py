@@ -341,6 +341,18 @@ def _holdout(fitted: Advice, best: Advice, fitted_on: int, scored_on: int) -> Ho
     )
 
 
+DEFAULT_GRID = 128
+"""Tokens. What Neuron's kernels tile by, and what AWS's own lists are multiples of."""
+
+
+def grid_of(buckets: Sequence[int]) -> int:
+    """The default grid: the power of two, up to 128, that all `buckets` but the last are on."""
+    grid = DEFAULT_GRID
+    while any(bucket % grid for bucket in buckets[:-1]):
+        grid //= 2
+    return grid
+
+
 def chunks_of_trace(trace: Trace, limits: Limits) -> tuple[Sizes, int]:
     """Prefill steps by size, and prompts that the server would refuse. Raises TraceError."""
     prompts = chunk_sizes(trace, limits.max_num_batched_tokens, limits.max_model_len)

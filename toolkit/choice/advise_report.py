@@ -91,6 +91,7 @@ def _lists(report: AdviceReport) -> Iterator[str]:
 
 
 def _details(report: AdviceReport) -> Iterator[str]:
+    rows: list[tuple[str, ...]]
     for advice in report.advices:
         yield ""
         yield f"# {advice.phase}: padding by number of programs"
@@ -134,7 +135,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def shown_curve(advice: Advice) -> tuple[Use, ...]:
     """Up to the first list that wastes nothing, or that more programs do not improve."""
-    shown = []
+    shown: list[Use] = []
     for use in advice.curve:
         if shown and use.buckets == shown[-1].buckets:
             break

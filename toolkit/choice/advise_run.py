@@ -1,6 +1,6 @@
 """`nxbucket advise`, from its options to its report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nxbucket.toolkit.buckets import (
@@ -16,6 +16,7 @@ from nxbucket.toolkit.choice.advise import (
     ProgramCosts,
     advise,
     chunks_of_trace,
+    grid_of,
     hold_out,
     replayed_for_batches,
 )
@@ -31,15 +32,20 @@ from nxbucket.toolkit.choice.inputs import (
     trace_of,
 )
 from nxbucket.toolkit.choice.metrics_reader import read_metrics
-from nxbucket.toolkit.choice.price import CompileSeconds, compile_seconds, price_of
+from nxbucket.toolkit.choice.price import (
+    UNKNOWN,
+    CompileSeconds,
+    Lists,
+    from_cache,
+    from_costs_file,
+    price_of,
+)
 from nxbucket.toolkit.choice.simulator import Deployment
 from nxbucket.toolkit.choice.step_times import StepTimes
 from nxbucket.toolkit.choice.workload import Sizes, chunk_sizes_of_server, chunked
 from nxbucket.toolkit.errors import TraceError, UsageError
 from nxbucket.toolkit.spec import DeploySpec
 
-DEFAULT_GRID = 128
-"""Tokens. What Neuron's kernels tile by, and what AWS's own lists are multiples of."""
 MAX_PROGRAMS = 256
 
 
@@ -56,7 +62,7 @@ class AdviseOptions:
     max_decode_programs: int | None = None
     max_compile_minutes: float | None = None
     max_program_bytes: int | None = None
-    grid: int = DEFAULT_GRID
+    grid: int | None = None
     costs: Path | None = None
     roofline: str | None = None
     minimize: Minimizes | None = None
@@ -84,7 +90,7 @@ def make_advice(options: AdviseOptions) -> tuple[AdviceReport, DeploySpec | None
     running = None
     if spec is not None and not options.limits.given():
         running = Deployment.of(spec, spec.path.name)
-    seconds = compile_seconds(spec, costs)
+    seconds = from_costs_file(costs) or _recorded(spec)
     goal = _goal(options, limits, times, costs, seconds, running)
     trace = None
     if options.trace is not None:
@@ -125,9 +131,22 @@ def make_advice(options: AdviseOptions) -> tuple[AdviceReport, DeploySpec | None
         notes=notes,
     )
     if spec is not None and not options.limits.given():
-        price = price_of(spec, report.lists, seconds)
-        report = AdviceReport(**{**vars(report), "price": price})
+        now, then = _lists_of(spec), {a.phase: a.best.buckets for a in report.advices}
+        contexts = spec.neuron_config.decode_context_length_buckets or ()
+        report = replace(report, price=price_of(now, {**now, **then}, contexts, seconds))
     return report, spec
+
+
+def _lists_of(spec: DeploySpec) -> Lists:
+    neuron = spec.neuron_config
+    return {"prefill": neuron.num_batched_tokens_buckets, "decode": neuron.num_seqs_buckets}
+
+
+def _recorded(spec: DeploySpec | None) -> CompileSeconds:
+    if spec is None:
+        return UNKNOWN
+    layers = spec.architecture.num_hidden_layers
+    return from_cache(spec.artifacts.cache, spec.target, layers)
 
 
 def _check(options: AdviseOptions) -> None:
@@ -145,7 +164,7 @@ def _check(options: AdviseOptions) -> None:
     ):
         if value is not None and not 1 <= value <= MAX_PROGRAMS:
             raise UsageError(f"{name} is {value}", hint=f"1 to {MAX_PROGRAMS}")
-    if options.grid < 1:
+    if options.grid is not None and options.grid < 1:
         raise UsageError(f"--grid is {options.grid}", hint="1 or more, e.g. 128")
     minutes = options.max_compile_minutes
     if minutes is not None and not 0 < minutes < 1e6:
@@ -198,7 +217,7 @@ def _goal(
     return Goal(
         limits,
         budget,
-        options.grid,
+        options.grid or grid_of(() if running is None else running.prefill_buckets),
         minimizes,
         times,
         ProgramCosts(seconds.prefill, memory[0]),

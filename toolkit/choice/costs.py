@@ -14,6 +14,7 @@ sizes as were measured. Between two sizes the cost is interpolated, beyond them 
 
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -62,11 +63,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
     @classmethod
-    def through(cls, measured: "dict[int, float] | dict[int, int]") -> "Curve":
-        return cls(tuple(sorted((size, float(value)) for size, value in measured.items())))
-
-    @classmethod
-    def rising(cls, measured: dict[int, float]) -> "Curve":
+    def rising(cls, measured: Mapping[int, float]) -> "Curve":
         """A smaller size's value stands where a larger one is below it."""
         points = sorted(measured.items())
         highest = accumulate((value for _, value in points), max)

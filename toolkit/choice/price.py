@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.cache import ArtifactCache, choose_cache
 from nxbucket.compile.cost import compile_times
-from nxbucket.compile.plan import plan_programs
-from nxbucket.compile.program import BucketProgram
+from nxbucket.compile.program import Bucket, Phase
 from nxbucket.toolkit.choice.costs import Costs, Curve
-from nxbucket.toolkit.spec import DeploySpec
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,6 @@ class Price:
         }
 
 
-def with_lists(spec: DeploySpec, lists: Mapping[str, Sequence[int]]) -> DeploySpec:
-    """The same model file with other lists, by their keys."""
-    changed = {key: tuple(sizes) for key, sizes in lists.items()}
-    neuron = spec.neuron_config.model_copy(update=changed)
-    return spec.model_copy(update={"neuron_config": neuron})
-
-
 @dataclass(frozen=True)
 class CompileSeconds:
     """How long a program takes to compile, by bucket; `source` says how that is known, or not."""
@@ -60,45 +52,58 @@ class CompileSeconds:
     decode: Curve | None
     source: str
 
-    def of(self, program: BucketProgram) -> float | None:
-        curve = self.prefill if program.phase == "prefill" else self.decode
-        return None if curve is None else curve(program.size)
+    def of(self, bucket: Bucket) -> float | None:
+        curve = self.prefill if bucket.phase == "prefill" else self.decode
+        return None if curve is None else curve(bucket.size)
 
 
-def compile_seconds(spec: DeploySpec | None, costs: Costs | None) -> CompileSeconds:
-    """From the costs file, else from what the model file's cache has recorded for its target."""
-    if costs is not None and costs.prefill.compile_s and costs.decode.compile_s:
-        return CompileSeconds(
-            Curve.rising(costs.prefill.compile_s),
-            Curve.rising(costs.decode.compile_s),
-            "from the costs file",
-        )
-    if spec is None:
-        return CompileSeconds(None, None, "no record of how long a program takes to compile")
-    recorded = ArtifactCache(choose_cache(spec.artifacts.cache).root).manifests()
-    kinds = Counter(m.target for m in recorded.values() if m.target.split("-")[0] == spec.target)
+UNKNOWN = CompileSeconds(None, None, "no record of how long a program takes to compile")
+
+
+def from_costs_file(costs: Costs | None) -> CompileSeconds | None:
+    if costs is None or not (costs.prefill.compile_s and costs.decode.compile_s):
+        return None
+    return CompileSeconds(
+        Curve.rising(costs.prefill.compile_s),
+        Curve.rising(costs.decode.compile_s),
+        "from the costs file",
+    )
+
+
+def from_cache(cache: Path | None, target: str, num_layers: int) -> CompileSeconds:
+    """What a cache has recorded for `target`: `cpu`, `trn2`, … or the name it has in a lock."""
+    recorded = ArtifactCache(choose_cache(cache).root).manifests()
+    kinds = Counter(
+        m.target for m in recorded.values() if target in (m.target, m.target.split("-")[0])
+    )
     times = compile_times(recorded, kinds.most_common(1)[0][0]) if kinds else None
     if times is None:
-        reason = f"no record of how long a program takes to compile for {spec.target}"
-        return CompileSeconds(None, None, reason)
-    seconds = times.s_per_layer * spec.architecture.num_hidden_layers
-    same = Curve(((1, seconds),))
+        return replace(UNKNOWN, source=f"{UNKNOWN.source} for {target}")
+    same = Curve(((1, times.s_per_layer * num_layers),))
     return CompileSeconds(same, same, f"estimated from {times.num_recorded} recorded")
 
 
+Lists = Mapping[Phase, Sequence[int]]
+
+
 def price_of(
-    spec: DeploySpec, lists: Mapping[str, Sequence[int]], seconds: CompileSeconds
+    now: Lists, then: Lists, context_lengths: Sequence[int], seconds: CompileSeconds
 ) -> Price:
-    """Of going from the lists of `spec` to `lists`."""
-    now = {program.name for program in plan_programs(spec)}
-    then = {program.name: program for program in plan_programs(with_lists(spec, lists))}
-    new = [name for name in then if name not in now]
-    each = [seconds.of(then[name]) for name in new]
+    """Of going from some lists to others. `context_lengths`: decode_context_length_buckets."""
+    old, new = _programs(now, context_lengths), _programs(then, context_lengths)
+    each = [seconds.of(bucket) for name, bucket in new.items() if name not in old]
     known = [s for s in each if s is not None]
     return Price(
-        tuple(new),
-        tuple(name for name in then if name in now),
-        tuple(sorted(now - then.keys())),
+        tuple(name for name in new if name not in old),
+        tuple(name for name in new if name in old),
+        tuple(name for name in old if name not in new),
         sum(known) if len(known) == len(each) else None,
         seconds.source,
     )
+
+
+def _programs(lists: Lists, context_lengths: Sequence[int]) -> dict[str, Bucket]:
+    buckets = [Bucket("prefill", size, None) for size in lists.get("prefill", ())]
+    for size in lists.get("decode", ()):
+        buckets += [Bucket("decode", size, context) for context in (*context_lengths, None)]
+    return {bucket.name: bucket for bucket in buckets}

@@ -1,0 +1,236 @@
+"""Whether the lists a server runs are still the right ones: its own counters against its lock."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nxbucket.compile.lockfile import Lock, LockedTarget, model_file_of, read_lock
+from nxbucket.toolkit.choice.advise import Advice, Budget, Goal, Limits, advise, grid_of
+from nxbucket.toolkit.choice.advise_report import KEY_OF, UNIT_OF, percent
+from nxbucket.toolkit.choice.costs import Phase
+from nxbucket.toolkit.choice.inputs import costs_of, times_of
+from nxbucket.toolkit.choice.metrics_reader import ServerMetrics, SizeHistogram, read_metrics
+from nxbucket.toolkit.choice.price import Lists, Price, from_cache, from_costs_file, price_of
+from nxbucket.toolkit.choice.workload import Use
+from nxbucket.toolkit.errors import LockError, TraceError, UsageError
+
+MIN_STEPS = 1000
+"""Fewer steps of a phase say little about the next ones."""
+
+
+@dataclass(frozen=True)
+class DriftOptions:
+    metrics: str
+    lock: Path
+    target: str | None = None
+    threshold: float = 0.05
+    max_programs: int | None = None
+    grid: int | None = None
+    costs: Path | None = None
+    api_key: str | None = None
+
+
+@dataclass(frozen=True)
+class PhaseDrift:
+    """`saving`: of what is executed now, tokens or sequences, or of its time."""
+
+    phase: Phase
+    now: Use
+    best: Use
+    saving: float
+
+    @property
+    def has_evidence(self) -> bool:
+        return self.now.steps >= MIN_STEPS
+
+
+@dataclass(frozen=True)
+class Drift:
+    """`price` is that of compiling the lists of `phases`."""
+
+    source: str
+    lock: Path
+    target: str
+    minimizes: str
+    threshold: float
+    phases: list[PhaseDrift]
+    price: Price
+
+    @property
+    def drifted(self) -> bool:
+        return any(p.has_evidence and p.saving >= self.threshold for p in self.phases)
+
+    @property
+    def diff(self) -> str:
+        """Of the model file's lines: empty if the lists are the best already."""
+        before, after = (_lines(self.phases, which) for which in ("now", "best"))
+        lines = difflib.unified_diff(
+            before, after, str(model_file_of(self.lock)), "advised", lineterm="", n=1
+        )
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": True,
+            "drifted": self.drifted,
+            "metrics": self.source,
+            "lock": str(self.lock),
+            "target": self.target,
+            "minimizes": self.minimizes,
+            "threshold": self.threshold,
+            **{p.phase: _phase_as_json(p) for p in self.phases},
+            "to_compile": self.price.as_json(),
+            "diff": self.diff,
+        }
+
+
+def _lines(phases: Sequence[PhaseDrift], which: str) -> list[str]:
+    lists = [f"  {KEY_OF[p.phase]}: {list(getattr(p, which).buckets)}" for p in phases]
+    return ["neuron_config:", *lists]
+
+
+def _phase_as_json(drift: PhaseDrift) -> dict[str, Any]:
+    return {
+        "steps": drift.now.steps,
+        "enough_steps": drift.has_evidence,
+        "now": _use_as_json(drift.now),
+        "best": _use_as_json(drift.best),
+        "saving": round(drift.saving, 6),
+    }
+
+
+def _use_as_json(use: Use) -> dict[str, Any]:
+    return {
+        "buckets": list(use.buckets),
+        "padding_share": round(use.padding_share, 6),
+        "executed": use.executed,
+    }
+
+
+def measure_drift(options: DriftOptions) -> Drift:
+    """Raises UsageError, LockError, TraceError, EnvironmentProblem."""
+    if not 0 <= options.threshold < 1:
+        raise UsageError(
+            f"--threshold is {options.threshold}", hint="a share from 0 to 1, e.g. 0.05"
+        )
+    if options.grid is not None and options.grid < 1:
+        raise UsageError(f"--grid is {options.grid}", hint="1 or more, e.g. 128")
+    lock = read_lock(options.lock)
+    name, target = _target(lock, options)
+    metrics = read_metrics(options.metrics, api_key=options.api_key)
+    chunks, batches = metrics.chunk_tokens, metrics.batch_seqs
+    if chunks is None or batches is None:
+        raise TraceError(
+            f"{options.metrics} is no nxbucket server's, or that of an older nxbucket: it does not "
+            "count the sizes of its steps",
+            hint="nxbucket advise --metrics takes what any vLLM server counts",
+        )
+    _check_lists(options, metrics, name, target)
+    if not chunks.count:
+        raise TraceError(
+            f"{options.metrics}: the server has run no prefill step yet",
+            hint="ask again when it has had a day of its usual requests",
+        )
+    costs = costs_of(options.costs)
+    times = times_of(costs, options.costs, None, None)
+    most = options.max_programs
+    goal = Goal(
+        Limits(target.num_batched_tokens_buckets[-1], target.num_seqs_buckets[-1]),
+        Budget(
+            most or len(target.num_batched_tokens_buckets), most or len(target.num_seqs_buckets)
+        ),
+        options.grid or grid_of(target.num_batched_tokens_buckets),
+        "tokens" if times.is_assumed else "time",
+        times,
+    )
+    prefill, decode = advise(goal, chunks.spread(), batches.spread() or None)
+    now: Lists = {"prefill": target.num_batched_tokens_buckets, "decode": target.num_seqs_buckets}
+    phases = [_phase(goal, prefill, now["prefill"], metrics.prefill_padding, chunks)]
+    if decode is not None:
+        phases.append(_phase(goal, decode, now["decode"], metrics.decode_padding, batches))
+    then: Lists = {p.phase: p.best.buckets for p in phases}
+    layers = int(lock.architecture["num_hidden_layers"])
+    seconds = from_costs_file(costs) or from_cache(None, name, layers)
+    contexts = target.decode_context_length_buckets
+    return Drift(
+        source=options.metrics,
+        lock=options.lock,
+        target=name,
+        minimizes=goal.minimizes,
+        threshold=options.threshold,
+        phases=phases,
+        price=price_of(now, {**now, **then}, contexts, seconds),
+    )
+
+
+def _target(lock: Lock, options: DriftOptions) -> tuple[str, LockedTarget]:
+    names = ", ".join(lock.targets)
+    if options.target is None:
+        if len(lock.targets) != 1:
+            raise UsageError(
+                f"{options.lock} has several targets: {names}",
+                hint=f"--target {next(iter(lock.targets), 'NAME')}: the one the server runs",
+            )
+        return next(iter(lock.targets.items()))
+    if options.target not in lock.targets:
+        raise UsageError(f"{options.lock} has no target {options.target}", hint=f"it has {names}")
+    return options.target, lock.targets[options.target]
+
+
+def _check_lists(
+    options: DriftOptions, metrics: ServerMetrics, name: str, target: LockedTarget
+) -> None:
+    for key, locked, seen in (
+        ("num_batched_tokens_buckets", target.num_batched_tokens_buckets, metrics.prefill_padding),
+        ("num_seqs_buckets", target.num_seqs_buckets, metrics.decode_padding),
+    ):
+        foreign = sorted(set(seen) - set(locked))
+        if foreign:
+            raise LockError(
+                f"{options.metrics} runs {key} {foreign}, which {options.lock} does not have for "
+                f"{name}: the server was started from another lock",
+                hint="name the lock it was started from; GET /nxbucket/buckets shows its programs",
+            )
+
+
+def _phase(
+    goal: Goal,
+    advice: Advice,
+    now: Sequence[int],
+    padding: Mapping[int, tuple[int, int]],
+    histogram: SizeHistogram,
+) -> PhaseDrift:
+    """What runs now is counted exactly by the server; the best list's padding follows from the
+    histogram, whose sum is exact, too."""
+    steps = sum(count for count, _ in padding.values())
+    executed = sum(bucket * count for bucket, (count, _) in padding.items())
+    real = executed - sum(padded for _, padded in padding.values())
+    running = Use(tuple(now), steps, real, executed)
+    best = replace(advice.best, real=round(histogram.total))
+    if goal.minimizes == "time":
+        spent = sum(advice.step_s(bucket) * count for bucket, (count, _) in padding.items())
+        saving = 1 - advice.time_s(best) / spent if spent else 0.0
+    else:
+        saving = 1 - best.executed / executed if executed else 0.0
+    if saving <= 0:
+        return PhaseDrift(advice.phase, running, running, 0.0)
+    return PhaseDrift(advice.phase, running, best, saving)
+
+
+def drift_text(drift: Drift) -> str:
+    """A line for each phase, what changing costs, and the diff."""
+    lines = []
+    for p in drift.phases:
+        few = "" if p.has_evidence else f"; only {p.now.steps} steps, {MIN_STEPS} are wanted"
+        of_what = "its time" if drift.minimizes == "time" else f"the {UNIT_OF[p.phase]} it executes"
+        lines.append(
+            f"{p.phase}: {percent(p.now.padding_share)} padding now, "
+            f"{percent(p.best.padding_share)} with the best list; saves {percent(p.saving)} of "
+            f"{of_what}{few}"
+        )
+    lines.append(f"to compile: {drift.price}")
+    if drift.diff:
+        lines += ["", drift.diff]
+    return "\n".join(lines)
