@@ -29,11 +29,21 @@ SERVER = Deployment(
 )
 
 
-def trace(*requests: tuple[float, int, int], **columns: list[int]) -> Trace:
+def trace(
+    *requests: tuple[float, int, int],
+    cached_tokens: list[int] | None = None,
+    max_tokens: list[int] | None = None,
+) -> Trace:
     """(arrival, prompt, output) of each."""
     arrivals, prompts, outputs = zip(*requests, strict=True)
-    more = {name: array("i", values) for name, values in columns.items()}
-    return Trace("test", array("i", prompts), array("i", outputs), array("d", arrivals), **more)
+    return Trace(
+        "test",
+        array("i", prompts),
+        array("i", outputs),
+        array("d", arrivals),
+        None if cached_tokens is None else array("i", cached_tokens),
+        None if max_tokens is None else array("i", max_tokens),
+    )
 
 
 def replay(of: Trace, server: Deployment = SERVER) -> Simulation:
