@@ -18,10 +18,13 @@ import typer
 from nxbucket.toolkit import (
     artifact_commands,
     cache_commands,
+    calibrate_commands,
+    choice_commands,
     hlo_commands,
     inspect_commands,
     output,
     plan_commands,
+    profile_commands,
     serving_commands,
     setup_commands,
     store_commands,
@@ -41,6 +44,7 @@ Exit codes:
   1    something you can mend: the model file, the cache, a program that did not compile
   2    wrong usage: an unknown option, a file that is not there
   3    this host lacks something: a tool, a device, a permission
+  4    drift: other bucket lists would save enough
   130  interrupted (Ctrl-C)
 """
 
@@ -57,7 +61,10 @@ app = typer.Typer(
 
 app.add_typer(artifact_commands.app)
 app.add_typer(cache_commands.app, name="cache")
+app.add_typer(choice_commands.app)
+app.add_typer(calibrate_commands.app)
 app.add_typer(plan_commands.app)
+app.add_typer(profile_commands.app, name="profiles")
 app.add_typer(hlo_commands.app)
 app.add_typer(inspect_commands.app)
 app.add_typer(serving_commands.app)
