@@ -19,7 +19,10 @@ FLAGS = (
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
 # The browser reads its orders from descriptor 3 and answers on 4.
-_START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+_START = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
+    "os.execv(sys.argv[3], sys.argv[3:])"
+)
 
 Scheme = Literal["light", "dark"]
 
@@ -29,10 +32,12 @@ def find_browser() -> str | None:
 
 
 class Page:
-    """`requests`: every address that was asked for; `complaints`: console, log and exceptions."""
+    """`requests`: every address that was asked for, if only to be refused, which is in `refusals`
+    with the reason; `complaints`: console, log and exceptions."""
 
     def __init__(self, orders: int, answers: int) -> None:
         self.requests: list[str] = []
+        self.refusals: list[str] = []
         self.complaints: list[str] = []
         self._orders, self._answers = orders, answers
         self._numbers = itertools.count(1)
@@ -60,7 +65,10 @@ class Page:
         self.call("Emulation.setEmulatedMedia", media=media, features=[feature])
         self._events.clear()
         self.call("Page.navigate", url=file.as_uri())
-        while "Page.loadEventFired" not in self._events:
+        self.wait_for("Page.loadEventFired")
+
+    def wait_for(self, event: str) -> None:
+        while event not in self._events:
             self._take(self._receive())
 
     def evaluate(self, script: str) -> Any:
@@ -98,6 +106,8 @@ class Page:
         self._events.append(method)
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+        elif method == "Network.loadingFailed":
+            self.refusals.append(params.get("blockedReason", params["errorText"]))
         elif method == "Log.entryAdded":
             self.complaints.append(params["entry"]["text"])
         elif method == "Runtime.consoleAPICalled":
