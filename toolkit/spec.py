@@ -36,7 +36,7 @@ from nxbucket.toolkit.architecture import Architecture
 from nxbucket.toolkit.errors import SpecError
 from nxbucket.toolkit.model_folder import CommitOf, ask_the_hub
 from nxbucket.toolkit.spec_reader import read_values
-from nxbucket.toolkit.yaml_source import read_yaml
+from nxbucket.toolkit.yaml_source import Document, read_yaml
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -187,8 +187,11 @@ def load_spec(path: Path, commit_of: CommitOf = ask_the_hub) -> DeploySpec:
     EnvironmentProblem, and so is a hub that cannot be reached. A server, whose lock names the
     commit of a hub id, gives `commit_of`, and then the hub decides nothing.
     """
-    file = path.absolute()
-    document = read_yaml(file)
+    return spec_of(read_yaml(path.absolute()), commit_of)
+
+
+def spec_of(document: Document, commit_of: CommitOf = ask_the_hub) -> DeploySpec:
+    """Raises what `load_spec` does for a file that was read."""
     values, problems = read_values(document, commit_of)
     if problems:
         raise SpecError(document.placed(problems))
