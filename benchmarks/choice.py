@@ -24,14 +24,16 @@ from pathlib import Path
 
 from machine import machine_line, version_line
 
-from nxbucket.toolkit.choice.advise import Limits, chunks_of_trace, deployment_of, part_of
+from nxbucket.toolkit.choice.deployments import deployment_of
 from nxbucket.toolkit.choice.simulator import simulate
 from nxbucket.toolkit.choice.solver import Axis, best_lists, steps_by_candidate
 from nxbucket.toolkit.choice.step_times import ASSUMED
+from nxbucket.toolkit.choice.trace import part_of
 from nxbucket.toolkit.choice.trace_reader import find_trace, read_trace
+from nxbucket.toolkit.choice.workload import ServerLimits, chunk_sizes
 
 PROGRAMS = 7
-LIMITS = Limits(8192, 8)
+LIMITS = ServerLimits(8192, 8)
 
 READ = """
 import re, sys
@@ -70,7 +72,7 @@ def in_turn(rounds: int, *works: Callable[[], object]) -> list[float]:
 
 def bench_solver(rounds: int) -> None:
     trace = read_trace(find_trace("azure_conv_2023"))
-    chunks, _ = chunks_of_trace(trace, LIMITS)
+    chunks = chunk_sizes(trace, LIMITS).chunks.counts
     for grid in (128, 16, 1):
         last = LIMITS.max_num_batched_tokens
         candidates = tuple(sorted({min(last, -(-s // grid) * grid) for s in chunks} | {last}))
@@ -90,7 +92,7 @@ def bench_solver(rounds: int) -> None:
 def bench_simulator(rounds: int) -> None:
     trace = read_trace(find_trace("azure_conv_2023"))
     for seqs in (8, 64):
-        limits = Limits(8192, seqs)
+        limits = ServerLimits(8192, seqs)
         part = part_of(trace, range(min(20_000, len(trace))))
         deployment = deployment_of(limits, part)
         (ours,) = in_turn(rounds, partial(simulate, part, deployment, ASSUMED))

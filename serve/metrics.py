@@ -10,10 +10,9 @@ import torch._dynamo.utils
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from nxbucket.compile.program import Bucket
+from nxbucket.serve.size_bounds import EXACT_DECODE_SIZES, size_bounds
 
 PADDING_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-MOST_BOUNDS = 64
-EXACT_DECODE_SIZES = 32
 
 _prefill_padding = Histogram(
     "nxbucket_prefill_padding_tokens",
@@ -45,24 +44,6 @@ _held_back = Gauge(
 )
 _sizes: dict[str, Histogram] = {}
 """By name. Their bounds are the server's own, and a name can be registered once in a process."""
-
-
-def size_bounds(buckets: Iterable[int], exact_up_to: int = 0) -> tuple[int, ...]:
-    """Bounds that tell sizes apart: every bucket, and the multiples of the finest step that fits.
-
-    The step is a power of two, as good bucket sizes are multiples of one. Every size up to
-    `exact_up_to` is a bound, too. More than MOST_BOUNDS there are only for a server with more
-    buckets than that.
-    """
-    buckets = sorted(buckets)
-    largest = buckets[-1]
-    step = 1
-    while True:
-        exact = range(1, min(exact_up_to, largest) + 1)
-        bounds = sorted({*exact, *range(step, largest, step), *buckets})
-        if len(bounds) <= MOST_BOUNDS or step >= largest:
-            return tuple(bounds)
-        step *= 2
 
 
 def _size_histogram(name: str, documentation: str, bounds: Sequence[int]) -> Histogram:

@@ -5,7 +5,7 @@ decides the same. Sizes are in tokens unless the name says blocks, seats or rows
 """
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -24,6 +24,10 @@ class Decision(enum.Enum):
     """One token for every running decode; what still prefills is held back."""
     IDLE = "idle"
     """Nothing can run."""
+
+
+DEFAULT_MAX_CONSECUTIVE_PREFILLS = 8
+"""Prefill steps in a row while decodes wait; the next step is theirs."""
 
 
 class SchedulableRequest(Protocol):
@@ -300,9 +304,16 @@ def _record(uses: dict[int, BucketUse], count: int, steps: int = 1) -> int:
     return bucket
 
 
+def padding_share(uses: Mapping[int, BucketUse]) -> float:
+    """Padding of all that the buckets executed."""
+    real = sum(use.real for use in uses.values())
+    padding = sum(use.padding for use in uses.values())
+    return padding / (real + padding) if padding else 0.0
+
+
 def _shares(uses: dict[int, BucketUse], unit: str) -> str:
     real = sum(use.real for use in uses.values())
     padding = sum(use.padding for use in uses.values())
-    share = padding / (real + padding) if padding else 0.0
+    share = padding_share(uses)
     counts = " ".join(f"{bucket}:{use.executions}" for bucket, use in uses.items())
     return f"{real} {unit} + {padding} padding ({share:.1%}), buckets {counts}"

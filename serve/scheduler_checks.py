@@ -11,13 +11,11 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
-from nxbucket.serve.policy import Limits, check_buckets
+from nxbucket.serve.policy import DEFAULT_MAX_CONSECUTIVE_PREFILLS, Limits, check_buckets
 from nxbucket.toolkit.buckets import (
     get_default_num_batched_tokens_buckets,
     get_default_num_seqs_buckets,
 )
-
-DEFAULT_MAX_CONSECUTIVE_PREFILLS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from nxbucket.serve.size_bounds import EXACT_DECODE_SIZES, size_bounds
 from nxbucket.toolkit.buckets import get_bucket_for_count
 
 
@@ -24,8 +25,7 @@ def metrics_text(
         ),
         ("nxbucket_decode_batch_seqs", "nxbucket_decode_padding_seqs", batches, decode_buckets),
     ):
-        step = max(1, buckets[-1] // 64)
-        bounds = sorted({*range(step, buckets[-1] + 1, step), *buckets})
+        bounds = size_bounds(buckets, EXACT_DECODE_SIZES if "decode" in name else 0)
         real = Histogram(name, name, buckets=bounds, registry=registry)
         padded = Histogram(
             padding, padding, ["bucket"], buckets=(0, 1, 16, 256, 4096), registry=registry

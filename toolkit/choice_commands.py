@@ -311,7 +311,7 @@ def simulate(
                 *(("step times", source) for source in sources),
             ]
             title = f"{done.trace.name}, replayed"
-            write_report(report, simulate_report(done.simulations, head, title, done.trace.notes))
+            write_report(report, simulate_report(done.simulations, head, title, done.notes))
         if as_json:
             output.print_json(
                 {
@@ -319,12 +319,12 @@ def simulate(
                     "trace": done.trace.name,
                     "step_times": sources,
                     "scenarios": [simulation_as_json(s) for s in done.simulations],
-                    "notes": list(done.trace.notes),
+                    "notes": done.notes,
                 }
             )
         else:
             output.print_table(simulations_table(done.simulations))
-        for note in done.trace.notes:
+        for note in done.notes:
             output.print_note(note)
         for source in sources:
             output.print_note(f"step times {source}")
@@ -395,6 +395,8 @@ def drift(
             output.print_json(found.as_json())
         else:
             output.print_data(drift_text(found))
+        for note in found.notes:
+            output.print_note(note)
         if found.drifted:
             output.print_note("the lists have drifted: exit code 4")
             raise typer.Exit(EXIT_DRIFTED)

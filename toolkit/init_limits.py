@@ -25,7 +25,7 @@ MAX_NUM_SEQS = 8
 MAX_NUM_BATCHED_TOKENS = 2048
 BLOCK_SIZE = 32
 PREFILL_BUCKETS = (128, 512, 2048)
-"""Each four times the one before: at most three quarters of a step are padding."""
+"""Each four times the one before: at most three quarters of a step above 128 are padding."""
 DECODE_BUCKETS = (1, 2, 4, 8)
 SHORTEST_TEXT = 1024
 """A profile of less is somebody's test, and used only if it is named."""

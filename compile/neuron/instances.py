@@ -1,4 +1,4 @@
-"""AWS's instance types with Neuron chips: how many chips, and the host around them.
+"""AWS's instance types with Neuron chips: how many chips each has.
 
 From about-neuron/arch/neuron-hardware of the SDK's documentation (inf2-, trn1- and trn2-arch). It
 names no instance type with Trainium3, only UltraServers of 64 and 144 chips: there are none here.
@@ -16,8 +16,6 @@ class Instance:
     name: str
     target: str
     chips: int
-    vcpus: int
-    host_gib: int
 
     def logical_cores(self, lnc: int) -> int:
         """The ranks it has room for, `lnc` physical cores each."""
@@ -27,15 +25,15 @@ class Instance:
 INSTANCES = {
     instance.name: instance
     for instance in (
-        Instance("inf2.xlarge", "inf2", 1, 4, 16),
-        Instance("inf2.8xlarge", "inf2", 1, 32, 128),
-        Instance("inf2.24xlarge", "inf2", 6, 96, 384),
-        Instance("inf2.48xlarge", "inf2", 12, 192, 768),
-        Instance("trn1.2xlarge", "trn1", 1, 8, 32),
-        Instance("trn1.32xlarge", "trn1", 16, 128, 512),
-        Instance("trn1n.32xlarge", "trn1n", 16, 128, 512),
-        Instance("trn2.48xlarge", "trn2", 16, 192, 2048),
-        Instance("trn2u.48xlarge", "trn2", 16, 192, 2048),
+        Instance("inf2.xlarge", "inf2", 1),
+        Instance("inf2.8xlarge", "inf2", 1),
+        Instance("inf2.24xlarge", "inf2", 6),
+        Instance("inf2.48xlarge", "inf2", 12),
+        Instance("trn1.2xlarge", "trn1", 1),
+        Instance("trn1.32xlarge", "trn1", 16),
+        Instance("trn1n.32xlarge", "trn1n", 16),
+        Instance("trn2.48xlarge", "trn2", 16),
+        Instance("trn2u.48xlarge", "trn2", 16),
     )
 }
 

@@ -2,40 +2,47 @@
 
 import itertools
 from array import array
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from nxbucket.toolkit.choice.advise import (
-    Budget,
-    Goal,
-    Limits,
-    ProgramCosts,
-    advise,
-    chunks_of_trace,
-    grid_of,
-    hold_out,
-    replayed_for_batches,
-)
+from nxbucket.toolkit.choice.advise import Goal, advise, grid_of, make_goal
 from nxbucket.toolkit.choice.advise_report import advice_text, verdict
 from nxbucket.toolkit.choice.advise_run import AdviseOptions, make_advice
 from nxbucket.toolkit.choice.costs import Curve
+from nxbucket.toolkit.choice.holdout import decode_batches, hold_out
 from nxbucket.toolkit.choice.inputs import LimitOptions
 from nxbucket.toolkit.choice.step_times import ASSUMED, StepTimes
 from nxbucket.toolkit.choice.trace import Trace
 from nxbucket.toolkit.choice.trace_reader import find_trace, read_trace
-from nxbucket.toolkit.choice.workload import chunk_sizes, chunked, percentile_list, use_of
+from nxbucket.toolkit.choice.workload import (
+    ServerLimits,
+    StepSizes,
+    chunk_sizes,
+    chunked,
+    percentile_list,
+    use_of,
+)
 from nxbucket.toolkit.errors import TraceError, UsageError
 
 
 def goal(
-    tokens: int, programs: int, grid: int, *, seqs: int = 8, times: StepTimes = ASSUMED
+    tokens: int, entries: int, grid: int, *, seqs: int = 8, times: StepTimes = ASSUMED
 ) -> Goal:
-    return Goal(Limits(tokens, seqs), Budget(programs, programs), grid, "tokens", times)
+    return make_goal(
+        ServerLimits(tokens, seqs),
+        times,
+        max_prefill_entries=entries,
+        max_decode_entries=entries,
+        grid=grid,
+    )
+
+
+def steps(**counts: int) -> StepSizes:
+    """steps(s10=5): five steps of size 10."""
+    return StepSizes.exactly({int(name[1:]): count for name, count in counts.items()})
 
 
 def shipped(name: str) -> Trace:
@@ -55,9 +62,9 @@ def test_padding_of_the_published_traces(
     name: str, tokens: int, programs: int, grid: int, best: float, powers_of_two: float | None
 ) -> None:
     wanted = goal(tokens, programs, grid)
-    chunks, refused = chunks_of_trace(shipped(name), wanted.limits)
-    prefill, _ = advise(wanted, chunks, None)
-    assert refused == 0
+    prompts = chunk_sizes(shipped(name), wanted.limits)
+    prefill, _ = advise(wanted, prompts.chunks, None)
+    assert prompts.refused == 0
     assert round(100 * prefill.best.padding_share, 2) <= best
     assert len(prefill.best.buckets) <= programs
     assert prefill.best.buckets[-1] == tokens
@@ -70,7 +77,7 @@ def test_padding_of_the_published_traces(
 def test_a_list_chosen_on_the_first_half_serves_the_second() -> None:
     for name in ("azure_conv_2023", "azure_code_2023"):
         wanted = goal(8192, 7, 128)
-        scores = {h.phase: h for h in hold_out(wanted, shipped(name), None)}
+        scores = {h.phase: h for h in hold_out(wanted, shipped(name), {})}
         prefill = scores["prefill"]
         assert abs(prefill.fitted_on - prefill.scored_on) <= 1
         assert prefill.best.executed <= prefill.fitted.executed < prefill.powers_of_two.executed
@@ -80,11 +87,10 @@ def test_a_list_chosen_on_the_first_half_serves_the_second() -> None:
 def test_decode_batches_come_from_a_replay_and_a_gain_of_nothing_is_called_that() -> None:
     wanted = goal(8192, 4, 128)
     trace = shipped("azure_conv_2023")
-    chunks, _ = chunks_of_trace(trace, wanted.limits)
-    replay = replayed_for_batches(trace, wanted.limits, ASSUMED, None)
-    assert replay is not None
-    assert set(replay.batch_sizes) <= set(range(1, 9))
-    _, decode = advise(wanted, chunks, replay.batch_sizes)
+    batches = decode_batches(trace, wanted.limits, ASSUMED, {})
+    assert batches is not None
+    assert set(batches.counts) <= set(range(1, 9))
+    _, decode = advise(wanted, chunk_sizes(trace, wanted.limits).chunks, batches)
     assert decode is not None
     assert decode.best.padding_share <= decode.compared["powers_of_two"].padding_share
     assert "nothing to gain over powers of two" in (verdict(decode) or "")
@@ -94,48 +100,63 @@ def test_decode_batches_come_from_a_replay_and_a_gain_of_nothing_is_called_that(
 def test_with_step_times_the_time_is_made_least_and_not_the_padding() -> None:
     """Steps that take no longer with size: padding is free, and one program does."""
     flat = StepTimes(lambda tokens: 1.0, lambda seqs: 1.0, "flat")
-    sizes = Counter({10: 5, 100: 5, 1000: 5})
+    sizes = steps(s10=5, s100=5, s1000=5)
     by_tokens = goal(1000, 3, 1, times=flat)
     by_time = replace(by_tokens, minimizes="time")
     assert advise(by_tokens, sizes, None)[0].best.buckets == (10, 100, 1000)
     assert advise(by_time, sizes, None)[0].best.buckets == (1000,)
 
 
-def every_pair(sizes: Mapping[int, int], last: int, grid: int) -> list[tuple[int, tuple[int, ...]]]:
-    grid_points = range(grid, last, grid)
+def every_list(sizes: StepSizes, last: int, grid: int) -> list[tuple[int, tuple[int, ...]]]:
     lists = [
         (*chosen, last)
         for count in range(4)
-        for chosen in itertools.combinations(grid_points, count)
+        for chosen in itertools.combinations(range(grid, last, grid), count)
     ]
     return [(use_of(sizes, buckets).executed, buckets) for buckets in lists]
 
 
 @pytest.mark.parametrize("minutes", [40, 70, 120, 400])
 @pytest.mark.parametrize("mib", [300, 700, 5000])
-def test_minutes_and_memory_are_for_both_lists_together(minutes: int, mib: int) -> None:
-    chunks = Counter({30: 9, 100: 4, 130: 7, 260: 5, 500: 3, 512: 2})
-    batches = Counter({1: 50, 3: 20, 4: 10})
-    prefill_costs = ProgramCosts(Curve(((0, 300), (512, 1500))), Curve(((0, 5e7), (512, 3e8))))
-    decode_costs = ProgramCosts(Curve(((0, 200), (4, 600))), Curve(((0, 4e7), (4, 8e7))))
+@pytest.mark.parametrize("contexts", [1, 3])
+def test_minutes_and_memory_are_for_all_programs_of_both_lists(
+    minutes: int, mib: int, contexts: int
+) -> None:
+    chunks = steps(s30=9, s100=4, s130=7, s260=5, s500=3, s512=2)
+    batches = steps(s1=50, s3=20, s4=10)
+    plain = goal(512, 4, 64, seqs=4)
     wanted = replace(
-        goal(512, 4, 64, seqs=4),
-        budget=Budget(4, 4, max_compile_s=60 * minutes, max_program_bytes=mib << 20),
-        prefill_costs=prefill_costs,
-        decode_costs=decode_costs,
+        plain,
+        prefill=replace(
+            plain.prefill,
+            compile_s=Curve(((0, 300), (512, 1500))),
+            program_bytes=Curve(((0, 5e7), (512, 3e8))),
+        ),
+        decode=replace(
+            plain.decode,
+            compile_s=Curve(((0, 200), (4, 600))),
+            program_bytes=Curve(((0, 4e7), (4, 8e7))),
+            programs_per_entry=contexts,
+        ),
+        max_compile_s=60 * minutes,
+        max_program_bytes=mib << 20,
     )
 
     def keeps(prefill: tuple[int, ...], decode: tuple[int, ...]) -> bool:
         """In the solver's units: milliseconds and bytes, each program rounded."""
-        pairs = [(prefill_costs, b) for b in prefill] + [(decode_costs, b) for b in decode]
-        spent = sum(round(1000 * c.compile_s(b)) for c, b in pairs if c.compile_s)
-        held = sum(round(c.program_bytes(b)) for c, b in pairs if c.program_bytes)
+        spent = held = 0
+        for wants, buckets in ((wanted.prefill, prefill), (wanted.decode, decode)):
+            assert wants.compile_s is not None
+            assert wants.program_bytes is not None
+            each = wants.programs_per_entry
+            spent += sum(each * round(1000 * wants.compile_s(b)) for b in buckets)
+            held += sum(each * round(wants.program_bytes(b)) for b in buckets)
         return spent <= 60_000 * minutes and held <= mib << 20
 
     feasible = [
         p + d
-        for p, prefill in every_pair(chunks, 512, 64)
-        for d, decode in every_pair(batches, 4, 1)
+        for p, prefill in every_list(chunks, 512, 64)
+        for d, decode in every_list(batches, 4, 1)
         if keeps(prefill, decode)
     ]
     if not feasible:
@@ -146,18 +167,56 @@ def test_minutes_and_memory_are_for_both_lists_together(minutes: int, mib: int) 
     assert decode is not None
     assert keeps(prefill.best.buckets, decode.best.buckets)
     assert prefill.best.executed + decode.best.executed == min(feasible)
+    verdict(prefill), verdict(decode)
+
+
+def test_a_decode_list_that_stays_counts_in_the_budget() -> None:
+    plain = goal(512, 4, 64, seqs=4)
+    minute = Curve(((1, 60),))
+    wanted = replace(
+        plain,
+        prefill=replace(plain.prefill, compile_s=minute),
+        decode=replace(plain.decode, compile_s=minute),
+        max_compile_s=5 * 60,
+    )
+    chunks = steps(s30=9, s100=4, s130=7, s260=5, s500=3)
+    assert len(advise(wanted, chunks, None)[0].best.buckets) == 2, "beside 1, 2 and 4"
+    now = {"decode": (4,)}
+    assert len(advise(wanted, chunks, None, now)[0].best.buckets) == 4  # type: ignore[arg-type]
+
+
+def test_the_verdict_goes_by_what_was_made_least() -> None:
+    """Above 5 sequences a step takes five times as long: what powers of two pad into."""
+    times = StepTimes(lambda tokens: 1.0, lambda seqs: 1.0 if seqs <= 5 else 5.0, "a jump")
+    wanted = replace(goal(64, 4, 1, times=times), minimizes="time")
+    _, decode = advise(wanted, steps(s1=1), steps(s5=100, s8=1))
+    assert decode is not None
+    assert decode.best.buckets == (5, 8)
+    assert verdict(decode) is None
+    _, easy = advise(wanted, steps(s1=1), steps(s4=100, s8=1))
+    assert easy is not None
+    assert "as good as powers of two with 2 entries instead of 4" in (verdict(easy) or "")
 
 
 def test_chunks_of_long_prompts_cached_ones_and_those_refused() -> None:
     trace = Trace(
-        "t", array("i", [100, 250, 300, 999, 1000]), cached_tokens=array("i", [0, 40, 300, 0, 0])
+        "t", array("i", [100, 250, 300, 999, 1000]), cached_tokens=array("i", [0, 47, 300, 0, 0])
     )
-    assert chunk_sizes(trace, 200, 1000).chunks == {100: 1, 200: 5, 10: 1, 1: 1, 199: 1}
-    assert chunk_sizes(trace, 200, 1000).refused == 1
-    assert chunk_sizes(trace, 200, None, range(1)).chunks == {100: 1}
+    limits = ServerLimits(200, 8, max_model_len=1000, block_size=10)
+    found = chunk_sizes(trace, limits)
+    # 250 less 4 whole blocks; of 300 the last block is computed; 999 in five chunks.
+    assert found.chunks.counts == {100: 1, 200: 5, 10: 2, 199: 1}
+    assert found.refused == 1
+    without = replace(limits, enable_prefix_caching=False)
+    assert chunk_sizes(trace, without).chunks.counts == {100: 2, 200: 6, 50: 1, 199: 1}
     assert chunked({400: 2}, 200) == {200: 4}
+
+
+def test_a_trace_of_prompts_that_are_all_too_long_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "long.csv"
+    file.write_text("prompt_tokens\n5000\n")
     with pytest.raises(TraceError, match="refuses them all"):
-        chunks_of_trace(trace, Limits(200, 8, max_model_len=100))
+        make_advice(options(trace=str(file), limits=LimitOptions(1024, 8, 4096)))
 
 
 def test_percentile_lists() -> None:
@@ -208,6 +267,7 @@ def test_lengths_alone_give_a_prefill_list_and_say_why_no_decode_list(tmp_path: 
         ({"max_program_bytes": 10}, "--max-program-memory: nothing says"),
         ({"minimize": "time"}, "no step has a time"),
         ({"roofline": "trn2"}, "--roofline needs a model file"),
+        ({"trace": None, "metrics": "m.txt", "requests": 3}, "--requests is for a trace"),
         ({"limits": LimitOptions(-1)}, "--max-num-batched-tokens is -1"),
         ({"requests": 0}, "--requests is 0"),
     ],

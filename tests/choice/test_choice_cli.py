@@ -11,9 +11,11 @@ import pytest
 import yaml
 from cli_here import cli_here
 from example_model import example_in
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from server_metrics import metrics_text
 
-from nxbucket.toolkit.choice.trace_reader import find_trace, read_trace
+from nxbucket.toolkit.choice.step_times import of_roofline
+from nxbucket.toolkit.spec import load_spec
 
 Run = Callable[..., tuple[int, str, str]]
 PREFILL, DECODE = (32, 64, 128), (1, 2, 4)
@@ -108,6 +110,34 @@ def test_without_a_model_file_or_limits_the_hint_says_what_to_give(
     assert "--max-num-batched-tokens" in err
 
 
+def test_a_roofline_is_flops_over_peak_or_bytes_over_bandwidth(model: Path) -> None:
+    """By hand, from config.json and Trainium2's figures at LNC 2: a quarter of the chip."""
+    config = json.loads((model.parent / "model" / "config.json").read_text())
+    spec = load_spec(model)
+    hidden, layers, vocab = (config[k] for k in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = hidden // heads
+    per_layer = (
+        2 * hidden * hidden
+        + 2 * hidden * kv_heads * head_dim
+        + 3 * hidden * config["intermediate_size"]
+    )
+    flops_per_s, bytes_per_s = 667e12 / 4, 2.9e12 / 4
+    context = spec.max_blocks_per_seq * spec.block_size
+    item = {"float32": 4, "bfloat16": 2}[spec.dtype]
+    times = of_roofline(spec, "trn2")
+
+    tokens = 1 << 16
+    flops = 2 * (
+        tokens * layers * per_layer + hidden * vocab + layers * 2 * tokens * hidden * context
+    )
+    assert times.prefill_s(tokens) == pytest.approx(flops / flops_per_s, rel=1e-6)
+    table = 1 if config.get("tie_word_embeddings") else 2
+    weights = layers * (per_layer + 2 * hidden) + hidden + table * hidden * vocab
+    read = weights - (table - 1) * hidden * vocab + 2 * layers * kv_heads * head_dim * context
+    assert times.decode_s(1) == pytest.approx(item * read / bytes_per_s, rel=1e-6)
+
+
 def test_a_roofline_replaces_the_assumed_times(run: Run, model: Path, requests: Path) -> None:
     found = of(run, "advise", str(model), "--trace", str(requests), "--roofline", "trn2")
     assert found["minimizes"] == "time"
@@ -136,6 +166,87 @@ def test_a_costs_file_that_is_wrong_names_the_key(run: Run, model: Path, tmp_pat
         )
         assert code == 2
         assert sentence in err, err
+
+
+COSTS = {
+    "format": 1,
+    "target": "cpu-x86-64-v4",
+    "source": "the test",
+    "prefill": {
+        "step_s": {"32": 0.01, "128": 0.03},
+        "compile_s": {"32": 60, "128": 60},
+        "program_bytes": {"128": 1 << 20},
+    },
+    "decode": {
+        "step_s": {"1": 0.01, "4": 0.012},
+        "compile_s": {"1": 60},
+        "program_bytes": {"1": 1 << 20},
+    },
+}
+
+
+def costs_file(tmp_path: Path, **changes: Any) -> str:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({**COSTS, **changes}))
+    return str(file)
+
+
+def test_budgets_of_minutes_and_memory(
+    run: Run, model: Path, requests: Path, tmp_path: Path
+) -> None:
+    costs = costs_file(tmp_path)
+    base = ("advise", str(model), "--trace", str(requests), "--costs", costs, "--grid", "8")
+    for budget in (("--max-compile-minutes", "4"), ("--max-program-memory", "4MiB")):
+        found = of(run, *base, "--max-programs", "5", "--minimize", "tokens", *budget)
+        assert len(found["prefill"]["buckets"]) + len(found["decode"]["buckets"]) == 4
+    code, _, err = run(*base, "--max-compile-minutes", "1.5")
+    assert code == 2
+    assert "the last entries alone (128 and 4) take 2.00 minutes of compiling" in err
+    text = run(*base, "--max-compile-minutes", "4")[1]
+    assert yaml.safe_load(text)["neuron_config"].keys() == {
+        "num_batched_tokens_buckets",
+        "num_seqs_buckets",
+    }
+
+
+def test_costs_of_another_target_are_used_and_said(
+    run: Run, model: Path, requests: Path, tmp_path: Path
+) -> None:
+    costs = costs_file(tmp_path, target="trn2-lnc2")
+    for command in ("advise", "simulate"):
+        found = of(run, command, str(model), "--trace", str(requests), "--costs", costs)
+        assert (
+            "the costs are those of trn2-lnc2, and what is looked at is for cpu" in found["notes"]
+        )
+
+
+def test_a_changed_limit_keeps_the_list_that_still_fits(
+    run: Run, model: Path, requests: Path
+) -> None:
+    found = of(run, "simulate", str(model), "--trace", str(requests), "--max-num-seqs", "8")
+    (scenario,) = found["scenarios"]
+    assert scenario["num_batched_tokens_buckets"] == list(PREFILL)
+    assert scenario["num_seqs_buckets"] == [1, 2, 4, 8]
+    assert scenario["name"].endswith("with powers of two (decode)")
+    same = of(run, "simulate", str(model), "--trace", str(requests), "--max-num-seqs", "4")
+    assert same["scenarios"][0]["num_seqs_buckets"] == list(DECODE)
+
+
+def test_vllms_own_metrics_give_a_prefill_list_and_a_note(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    registry = CollectorRegistry()
+    prompts = Histogram(
+        "vllm:request_prompt_tokens", "", buckets=(1, 2, 5, 10, 20, 50, 100, 200), registry=registry
+    )
+    for length in (15, 40, 90, 150):
+        prompts.observe(length)
+    file = tmp_path / "metrics.txt"
+    file.write_text(generate_latest(registry).decode())
+    found = of(run, "advise", str(model), "--metrics", str(file))
+    assert found["prefill"]["buckets"][-1] == 128
+    assert found["decode"] is None
+    assert any("wide bins" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -261,6 +372,58 @@ def test_lists_that_have_drifted_are_exit_code_4_and_a_diff(
     assert of(run, *arguments, "--grid", "8", "--threshold", "0.5")["drifted"] is False
 
 
+def test_bins_that_are_wider_than_the_grid_promise_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bins of 256 tokens: that all steps of the first are of 256 cannot be seen, and must not be
+    taken for 128."""
+    model = example_in(tmp_path / "wide", max_model_len="16384", max_num_batched_tokens="16384")
+    config = model.parent / "model" / "config.json"
+    raw = json.loads(config.read_text())
+    config.write_text(json.dumps({**raw, "max_position_embeddings": 16384}))
+    text = model.read_text().replace("[32, 64, 128]", "[256, 512, 16384]")
+    model.write_text(text)
+    code, _, err = run("compile", str(model))
+    assert code == 0, err
+    file = tmp_path / "metrics.txt"
+    file.write_text(metrics_text({256: 5000, 300: 5}, {4: 2000}, (256, 512, 16384), DECODE))
+    lock = str(model.with_suffix(".lock"))
+    for grid in ((), ("--grid", "64")):
+        found = of(run, "drift", "--metrics", str(file), "--lock", lock, *grid)
+        assert not found["drifted"]
+        assert found["prefill"]["saving"] == 0
+
+
+def test_time_is_what_counts_where_it_is_known(run: Run, locked: Path, tmp_path: Path) -> None:
+    """Steps that take as long whatever their size: padding costs nothing."""
+    flat = {"step_s": {"1": 0.01}}
+    costs = costs_file(tmp_path, prefill=flat, decode=flat)
+    arguments = ("drift", "--metrics", metrics_file(tmp_path, BAD), "--lock", str(locked))
+    found = of(run, *arguments, "--grid", "8", "--costs", costs)
+    assert found["minimizes"] == "time"
+    assert not found["drifted"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--threshold", "2"), "a share from 0 to 1"),
+        (("--max-programs", "-3"), "--max-programs is -3"),
+        (("--max-programs", "0"), "--max-programs is 0"),
+        (("--grid", "0"), "--grid is 0"),
+        (("--target", "trn2-lnc2"), "has no target trn2-lnc2"),
+    ],
+)
+def test_what_drift_cannot_take(
+    run: Run, locked: Path, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    code, out, err = run(
+        "drift", "--metrics", metrics_file(tmp_path, BAD), "--lock", str(locked), *arguments
+    )
+    assert code == 2
+    assert sentence in err + out
+
+
 def test_a_few_steps_decide_nothing(run: Run, locked: Path, tmp_path: Path) -> None:
     few = metrics_file(tmp_path, ({70: 500}, {3: 500}))
     found = of(run, "drift", "--metrics", few, "--lock", str(locked))
@@ -307,8 +470,3 @@ def test_advise_and_drift_ask_a_running_server(run: Run, locked: Path, url: str)
     assert found["decode"]["buckets"] == drifted["decode"]["best"]["buckets"]
     assert found["holdout"] is None
     assert found["decode_batches_from"].startswith("nxbucket_decode_batch_seqs")
-
-
-def test_shipped_traces_are_what_their_names_say() -> None:
-    assert len(read_trace(find_trace("azure_code_2023"))) == 8819
-    assert len(read_trace(find_trace("mooncake_synthetic"))) == 3993

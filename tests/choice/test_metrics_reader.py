@@ -144,7 +144,7 @@ def test_the_key_goes_to_the_server_and_not_where_it_redirects(url: str) -> None
     assert read_metrics(f"{url}/moved", api_key="secret").executions
     with pytest.raises(TraceError, match="answers 401") as caught:
         read_metrics(f"{url}/guarded", api_key="wrong")
-    assert "API key" in str(caught.value.hint)
+    assert "VLLM_API_KEY" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,13 @@ from null_compiler import model_file, null_spec
 
 from nxbucket.compile.build import build
 from nxbucket.compile.cache import ArtifactCache, choose_cache
-from nxbucket.toolkit.choice.advise import (
-    Advice,
-    Budget,
-    Goal,
-    Holdout,
-    Limits,
-    advise,
-    chunks_of_trace,
-    deployment_of,
-    hold_out,
-    replayed_for_batches,
-)
+from nxbucket.toolkit.choice.advise import Advice, advise, make_goal
+from nxbucket.toolkit.choice.deployments import deployment_of
+from nxbucket.toolkit.choice.holdout import Holdout, decode_batches, hold_out
 from nxbucket.toolkit.choice.simulator import Simulation, Timeline, simulate
 from nxbucket.toolkit.choice.step_times import ASSUMED
 from nxbucket.toolkit.choice.trace import Trace
+from nxbucket.toolkit.choice.workload import Lists, ServerLimits, StepSizes, chunk_sizes
 from nxbucket.toolkit.errors import EnvironmentProblem, NxbucketError, UsageError
 from nxbucket.toolkit.plan_report import PlanReport, make_plan_report
 from nxbucket.toolkit.progress import PlainReporter
@@ -54,7 +46,7 @@ from nxbucket.toolkit.spec import load_spec
 BAD_NAME = '<script>alert(1)</script> & "co" $x_1$ ]]> <!-- -->'
 """As a file could be called: markup, an entity, a formula, an end of something."""
 MOST_BYTES = 1_500_000
-LIMITS = Limits(2048, 16)
+LIMITS = ServerLimits(2048, 16)
 
 
 def a_trace(requests: int = 400, seed: int = 1) -> Trace:
@@ -86,12 +78,12 @@ class Inputs:
 @pytest.fixture(scope="module")
 def inputs() -> Inputs:
     trace = a_trace()
-    goal = Goal(LIMITS, Budget(6, 4), 32, "tokens", ASSUMED)
-    running = deployment_of(LIMITS, trace, (512, 2048))
-    chunks, _ = chunks_of_trace(trace, LIMITS)
-    replay = replayed_for_batches(trace, LIMITS, ASSUMED, running)
-    assert replay is not None
-    prefill, decode = advise(goal, chunks, replay.batch_sizes, running)
+    goal = make_goal(LIMITS, ASSUMED, max_prefill_entries=6, max_decode_entries=4, grid=32)
+    now: Lists = {"prefill": (512, 2048)}
+    running = deployment_of(LIMITS, trace, now)
+    batches = decode_batches(trace, LIMITS, ASSUMED, now)
+    assert batches is not None
+    prefill, decode = advise(goal, chunk_sizes(trace, LIMITS).chunks, batches, now)
     assert decode is not None
     deployments = [replace(running, name=BAD_NAME), replace(running, prefill_buckets=(2048,))]
     for seats in range(3, 17):
@@ -100,7 +92,7 @@ def inputs() -> Inputs:
             replace(running, name=f"{seats} seats", max_num_seqs=seats, decode_buckets=buckets)
         )
     simulations = [simulate(trace, deployment, ASSUMED) for deployment in deployments]
-    return Inputs(prefill, decode, hold_out(goal, trace, running), simulations)
+    return Inputs(prefill, decode, hold_out(goal, trace, now), simulations)
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +381,7 @@ def test_millions_of_requests_and_steps_stay_small(inputs: Inputs) -> None:
     )
     assert len(simulate_report([big], [], "big")) < MOST_BYTES / 4
     sizes = Counter({n: 1 + draw.randrange(1000) for n in range(1, 2049)})
-    advice = replace(inputs.prefill, sizes=sizes)
+    advice = replace(inputs.prefill, sizes=StepSizes.exactly(sizes))
     assert len(advise_report(advice, None, [], [], "big")) < MOST_BYTES / 4
 
 
@@ -432,14 +424,14 @@ def test_the_first_steps_begin_with_one_that_computes(inputs: Inputs) -> None:
 
 def test_the_bins_hold_all_tokens(inputs: Inputs) -> None:
     for advice in (inputs.prefill, inputs.decode):
-        made = distribution(advice.phase, advice.sizes, advice.best.buckets)
+        made = distribution(advice.phase, advice.sizes.counts, advice.best.buckets)
         assert sum(b.share for b in made.bins) + made.left_out == pytest.approx(1)
         assert all(a.last + 1 == b.first for a, b in zip(made.bins, made.bins[1:], strict=False))
 
 
 def test_a_server_that_served_nobody_has_a_report_too() -> None:
     trace = Trace("empty", array("i", [50_000]), array("i", [1]), array("d", [0.0]))
-    deployment = deployment_of(Limits(2048, 4, 4096), trace)
+    deployment = deployment_of(ServerLimits(2048, 4, 4096), trace)
     simulation = simulate(trace, deployment, ASSUMED)
     assert simulation.refused == 1
     html = simulate_report([simulation], [], "nobody")
@@ -449,8 +441,8 @@ def test_a_server_that_served_nobody_has_a_report_too() -> None:
 
 
 def test_a_list_of_one_bucket_and_one_size_has_a_report_too() -> None:
-    goal = Goal(Limits(1, 1), Budget(1, 1), 1, "time", ASSUMED)
-    prefill, decode = advise(goal, {1: 3}, {1: 2})
+    goal = make_goal(ServerLimits(1, 1), ASSUMED, grid=1, minimizes="time")
+    prefill, decode = advise(goal, StepSizes.exactly({1: 3}), StepSizes.exactly({1: 2}))
     assert "<svg" in advise_report(prefill, decode, [], [], "least")
 
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxbucket.serve.policy import Decision
-from nxbucket.toolkit.choice.advise import part_of
 from nxbucket.toolkit.choice.costs import Costs
+from nxbucket.toolkit.choice.replay import Deployment, Replay
 from nxbucket.toolkit.choice.simulate_report import quantile, simulation_as_json
-from nxbucket.toolkit.choice.simulator import Deployment, Replay, Simulation, simulate
+from nxbucket.toolkit.choice.simulator import Simulation, simulate
 from nxbucket.toolkit.choice.step_times import ASSUMED, StepTimes, from_costs
-from nxbucket.toolkit.choice.trace import Trace
+from nxbucket.toolkit.choice.trace import Trace, part_of
 from nxbucket.toolkit.errors import TraceError, UsageError
 
 TIMES = StepTimes(lambda tokens: tokens / 100, lambda seqs: 0.5, "the test")
@@ -71,6 +71,23 @@ def test_a_seat_that_is_taken_is_waited_for() -> None:
     done = replay(trace((0, 100, 5), (0, 100, 5), (0, 100, 1)))
     assert done.ttft_s[2] == pytest.approx(2 + 2 + 1)
     assert done.queue_max == 2
+
+
+def test_those_who_come_while_a_long_answer_is_decoded_are_in_the_queue() -> None:
+    """One seat; r0 takes until 50.5 s; ten come at 1, 2, ... 10 s and wait."""
+    one_seat = replace(SERVER, max_num_seqs=1, decode_buckets=(1,))
+    late = [(float(i), 100, 1) for i in range(1, 11)]
+    done = replay(trace((0, 100, 100), *late), one_seat)
+    assert done.queue_max == 10
+    waited = sum(first - 1.0 for first in done.ttft_s[1:])
+    assert done.queue_mean * done.end_s == pytest.approx(waited, rel=0.02)
+
+
+def test_steps_that_take_no_time_lose_nobody() -> None:
+    free = StepTimes(lambda tokens: 0.0, lambda seqs: 0.0, "free")
+    done = simulate(trace((0, 100, 3), (0, 100, 1), (1, 5, 2)), SERVER, free)
+    assert list(done.rows) == [0, 1, 2]
+    assert done.output_tokens == 6
 
 
 def test_an_idle_server_jumps_to_the_next_request() -> None:
@@ -152,7 +169,7 @@ def test_steps_follow_each_other_without_a_gap(given_: Trace) -> None:
     for step in Replay(given_, SERVER, TIMES).steps():
         assert step.start_ns == at
         at = step.end_ns
-        assert step.bucket >= step.count or step.decision is Decision.IDLE
+        assert step.bucket >= step.real or step.decision is Decision.IDLE
 
 
 def test_a_part_of_a_trace_starts_its_own_clock() -> None:
@@ -182,6 +199,7 @@ def test_times_of_a_costs_file_never_fall_with_size() -> None:
         [0.2, 0.2, 0.2, 0.25]
     )
     assert times.prefill_s(768) == pytest.approx(0.4), "the line goes on"
+    assert times.prefill_s(1) == 0.2, "and does not go down to nothing"
     assert times.decode_s(1) == times.decode_s(64) == 0.1
     empty = costs.model_copy(update={"decode": costs.decode.model_copy(update={"step_s": {}})})
     with pytest.raises(UsageError, match=r"decode\.step_s is empty"):

@@ -18,8 +18,8 @@ from vllm.v1.request import Request
 
 from nxbucket.serve.policy import Decision
 from nxbucket.serve.scheduler import NeuronScheduler
-from nxbucket.toolkit.choice.simulator import NS, Deployment, Replay
-from nxbucket.toolkit.choice.step_times import StepTimes
+from nxbucket.toolkit.choice.replay import Deployment, Replay
+from nxbucket.toolkit.choice.step_times import NS_PER_S, StepTimes
 from nxbucket.toolkit.choice.trace import Trace
 
 pytestmark = [pytest.mark.vllm]
@@ -95,8 +95,8 @@ def simulated(trace: Trace, deployment: Deployment) -> Iterator[tuple[int, Ran]]
         if step.decision is Decision.IDLE:
             continue
         is_decode = step.decision is Decision.DECODE
-        for i in range(step.times):
-            tokens = {f"r{row}": 1 if is_decode else step.count for row in step.requests}
+        for i in range(step.repeats):
+            tokens = {f"r{row}": 1 if is_decode else step.real for row in step.requests}
             ran = Ran("decode" if is_decode else "prefill", tokens, step.bucket)
             yield step.start_ns + i * step.duration_ns, ran
 
@@ -177,8 +177,8 @@ def test_the_same_steps_in_the_same_order(
         if not scheduler.has_unfinished_requests():
             while trace.prompt_tokens[next_row] >= MAX_MODEL_LEN:
                 next_row += 1
-            now_ns = max(now_ns, round(trace.arrival_s[next_row] * NS))
-        while next_row < len(trace) and round(trace.arrival_s[next_row] * NS) <= now_ns:
+            now_ns = max(now_ns, round(trace.arrival_s[next_row] * NS_PER_S))
+        while next_row < len(trace) and round(trace.arrival_s[next_row] * NS_PER_S) <= now_ns:
             if trace.prompt_tokens[next_row] < MAX_MODEL_LEN:
                 engine.add(make_request(trace, next_row))
             next_row += 1
@@ -188,7 +188,7 @@ def test_the_same_steps_in_the_same_order(
             size = next(b for b in decode_buckets if b >= len(row.tokens))
         assert (now_ns, Ran(row.phase, row.tokens, size)) == (at_ns, expected), f"step {num_steps}"
         seconds = TIMES.prefill_s(size) if row.phase == "prefill" else TIMES.decode_s(size)
-        now_ns += round(seconds * NS)
+        now_ns += round(seconds * NS_PER_S)
         num_steps += 1
         if (wait := scheduler.stats.head_wait) is not None:
             waits.add(wait.reason.value)

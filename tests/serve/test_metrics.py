@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from nxbucket.compile.program import Bucket
-from nxbucket.serve.metrics import MOST_BOUNDS, ProgramMetrics, size_bounds
+from nxbucket.serve.metrics import ProgramMetrics
+from nxbucket.serve.size_bounds import MOST_BOUNDS, size_bounds
 from nxbucket.toolkit.choice.metrics_reader import read_metrics
 
 BUCKETS = st.sets(st.integers(1, 200_000), min_size=1, max_size=12)

@@ -1,81 +1,116 @@
-"""The bucket lists that serve a workload best, what they save, and how far that can be trusted."""
+"""The bucket lists that serve a workload best, beside lists that people write by hand."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
+from nxbucket.compile.program import Phase
 from nxbucket.toolkit.buckets import (
     get_default_num_batched_tokens_buckets,
     get_default_num_seqs_buckets,
 )
-from nxbucket.toolkit.choice.costs import Curve, Phase
-from nxbucket.toolkit.choice.simulator import Deployment, Simulation, simulate
+from nxbucket.toolkit.choice.costs import Curve
 from nxbucket.toolkit.choice.solver import Axis, best_lists, best_within, steps_by_candidate
-from nxbucket.toolkit.choice.step_times import StepTimes
-from nxbucket.toolkit.choice.trace import Trace
+from nxbucket.toolkit.choice.step_times import NS_PER_S, StepTimes
 from nxbucket.toolkit.choice.workload import (
-    Sizes,
+    Lists,
+    ServerLimits,
+    StepSizes,
     Use,
-    chunk_sizes,
     percentile_list,
     rounded_up,
     use_of,
 )
-from nxbucket.toolkit.errors import TraceError, UsageError
+from nxbucket.toolkit.errors import UsageError
 
-CURVE_PROGRAMS = 12
+CURVE_ENTRIES = 12
 """How far the curve goes, at least."""
 MAX_CANDIDATES = 1 << 14
-MAX_REPLAYED = 20_000
-"""Requests of a trace that are replayed for the decode batches: minutes of traffic, in a second."""
-NS = 1_000_000_000
+DEFAULT_GRID = 128
+"""Tokens. What Neuron's kernels tile by, and what AWS's own lists are multiples of."""
 
 Minimizes = Literal["tokens", "time"]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of the server that the lists are for."""
+class ListGoal:
+    """One list to choose. Sizes are in tokens for prefill, in sequences for decode."""
 
-    max_num_batched_tokens: int
-    """No step is longer: min(max_num_batched_tokens, max_model_len)."""
-    max_num_seqs: int
-    max_model_len: int | None = None
-    block_size: int = 32
-    num_kv_blocks: int | None = None
-    enable_prefix_caching: bool = True
-
-
-@dataclass(frozen=True)
-class ProgramCosts:
-    """What the programs of one list take of the budgets, by bucket."""
-
+    phase: Phase
+    last: int
+    """The forced last entry."""
+    grid: int
+    """The other entries are multiples of it."""
+    max_entries: int
+    step_s: Callable[[int], float]
+    powers_of_two: tuple[int, ...]
+    programs_per_entry: int = 1
+    """One for each context length, for decode."""
     compile_s: Curve | None = None
+    """Of one program, by bucket. Needed under a budget of time."""
     program_bytes: Curve | None = None
-
-
-@dataclass(frozen=True)
-class Budget:
-    """`max_compile_s` and `max_program_bytes` are for the programs of both lists together."""
-
-    max_prefill_programs: int
-    max_decode_programs: int
-    max_compile_s: float | None = None
-    max_program_bytes: int | None = None
+    """Of one program, by bucket. Needed under a budget of memory."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is made least, over which lists, under which budget."""
+    """What is made least. Budgets are for all programs of both lists together."""
 
-    limits: Limits
-    budget: Budget
-    grid: int
-    """Prefill buckets but the last are multiples of it, in tokens."""
+    limits: ServerLimits
+    prefill: ListGoal
+    decode: ListGoal
     minimizes: Minimizes
     times: StepTimes
-    prefill_costs: ProgramCosts = ProgramCosts()
-    decode_costs: ProgramCosts = ProgramCosts()
+    max_compile_s: float | None = None
+    max_program_bytes: int | None = None
+
+    @property
+    def budgets(self) -> list[int]:
+        """In milliseconds and bytes; only those that there are."""
+        seconds, size = self.max_compile_s, self.max_program_bytes
+        return [
+            *([] if seconds is None else [round(1000 * seconds)]),
+            *([] if size is None else [size]),
+        ]
+
+
+def make_goal(
+    limits: ServerLimits,
+    times: StepTimes,
+    *,
+    lists: Lists | None = None,
+    max_prefill_entries: int | None = None,
+    max_decode_entries: int | None = None,
+    grid: int = DEFAULT_GRID,
+    minimizes: Minimizes = "tokens",
+) -> Goal:
+    """Without a budget but the number of entries: left out, as many as `lists` have, or powers of
+    two."""
+    lists = lists or {}
+    tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    by_tokens = tuple(get_default_num_batched_tokens_buckets(tokens))
+    by_seqs = tuple(get_default_num_seqs_buckets(seqs))
+    return Goal(
+        limits,
+        ListGoal(
+            "prefill",
+            tokens,
+            grid,
+            max_prefill_entries or len(lists.get("prefill", by_tokens)),
+            times.prefill_s,
+            by_tokens,
+        ),
+        ListGoal(
+            "decode",
+            seqs,
+            1,
+            max_decode_entries or len(lists.get("decode", by_seqs)),
+            times.decode_s,
+            by_seqs,
+        ),
+        minimizes,
+        times,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,266 +118,139 @@ class Advice:
     """One list: the best, and others beside it."""
 
     phase: Phase
-    sizes: Sizes
+    sizes: StepSizes
     best: Use
     curve: tuple[Use, ...]
-    """The best lists of at most 1, 2, … programs, whatever else the budget allows."""
+    """The best lists of at most 1, 2, … entries, whatever the budgets are."""
     compared: dict[str, Use]
     step_s: Callable[[int], float]
+    minimizes: Minimizes
 
     def time_s(self, use: Use) -> float:
         """Of all steps, by the cost model."""
-        sizes = _steps_in(self.sizes, use.buckets)
-        return sum(count * self.step_s(bucket) for bucket, count in sizes.items())
+        steps = steps_by_candidate(self.sizes.counts, use.buckets)
+        pairs = zip(use.buckets, steps, strict=True)
+        return sum(count * self.step_s(bucket) for bucket, count in pairs)
 
+    def cost(self, use: Use) -> float:
+        """What was made least: tokens or sequences executed, or seconds."""
+        return self.time_s(use) if self.minimizes == "time" else use.executed
 
-def _steps_in(sizes: Sizes, buckets: Sequence[int]) -> dict[int, int]:
-    return dict(zip(buckets, steps_by_candidate(sizes, buckets), strict=True))
+    def use_of(self, buckets: Sequence[int]) -> Use:
+        return use_of(self.sizes, buckets)
 
 
 def advise(
-    goal: Goal,
-    chunks: Sizes,
-    batches: Sizes | None,
-    running: Deployment | None = None,
+    goal: Goal, chunks: StepSizes, batches: StepSizes | None, now: Lists | None = None
 ) -> tuple[Advice, Advice | None]:
     """The best prefill and decode list; no decode list where `batches` are unknown.
 
-    `running`: lists to compare with. Raises UsageError if no list keeps the budget.
+    `now`: lists to compare with; a decode list that is not chosen stays, and counts in the budgets.
+    Raises UsageError if no lists keep them.
     """
-    limits, budget = goal.limits, goal.budget
-    prefill = _axis(goal, "prefill", chunks)
-    axes = [prefill]
+    now = now or {}
+    work = [(goal.prefill, chunks)]
+    budgets = goal.budgets
     if batches is not None:
-        axes.append(_axis(goal, "decode", batches))
-    has_budget = budget.max_compile_s is not None or budget.max_program_bytes is not None
-    if has_budget:
-        chosen = _within_budget(goal, axes)
+        work.append((goal.decode, batches))
     else:
+        kept = now.get("decode", goal.decode.powers_of_two)
+        rows = [_used(goal, goal.decode, bucket) for bucket in kept]
+        budgets = [b - sum(row[i] for row in rows) for i, b in enumerate(budgets)]
+    axes = [_axis(goal, wanted, sizes, wanted.max_entries) for wanted, sizes in work]
+    if not budgets:
         chosen = [best_lists(axis)[-1].buckets for axis in axes]
+    elif found := best_within(axes, budgets):
+        chosen = [choice.buckets for choice in found]
+    else:
+        raise _too_tight(goal, axes, budgets)
     advice = [
-        Advice(
-            "prefill",
-            chunks,
-            use_of(chunks, chosen[0]),
-            _curve(goal, "prefill", chunks),
-            {
-                "powers_of_two": use_of(
-                    chunks, get_default_num_batched_tokens_buckets(limits.max_num_batched_tokens)
-                ),
-                "percentiles": use_of(
-                    chunks,
-                    percentile_list(
-                        chunks,
-                        budget.max_prefill_programs,
-                        goal.grid,
-                        limits.max_num_batched_tokens,
-                    ),
-                ),
-                **({} if running is None else {"now": use_of(chunks, running.prefill_buckets)}),
-            },
-            goal.times.prefill_s,
-        )
+        _advice(goal, wanted, sizes, buckets, now.get(wanted.phase))
+        for (wanted, sizes), buckets in zip(work, chosen, strict=True)
     ]
-    if batches is None:
-        return advice[0], None
-    decode = Advice(
-        "decode",
-        batches,
-        use_of(batches, chosen[1]),
-        _curve(goal, "decode", batches),
-        {
-            "powers_of_two": use_of(batches, get_default_num_seqs_buckets(limits.max_num_seqs)),
-            "percentiles": use_of(
-                batches,
-                percentile_list(batches, budget.max_decode_programs, 1, limits.max_num_seqs),
-            ),
-            **({} if running is None else {"now": use_of(batches, running.decode_buckets)}),
-        },
-        goal.times.decode_s,
+    return advice[0], advice[1] if len(advice) > 1 else None
+
+
+def _advice(
+    goal: Goal,
+    wanted: ListGoal,
+    sizes: StepSizes,
+    buckets: Sequence[int],
+    now: Sequence[int] | None,
+) -> Advice:
+    by_hand = percentile_list(sizes.counts, wanted.max_entries, wanted.grid, wanted.last)
+    compared = {
+        "powers_of_two": use_of(sizes, wanted.powers_of_two),
+        "percentiles": use_of(sizes, by_hand),
+    }
+    if now is not None:
+        compared["now"] = use_of(sizes, now)
+    axis = _axis(goal, wanted, sizes, max(CURVE_ENTRIES, wanted.max_entries))
+    curve = tuple(use_of(sizes, choice.buckets) for choice in best_lists(axis))
+    return Advice(
+        wanted.phase,
+        sizes,
+        use_of(sizes, buckets),
+        curve,
+        compared,
+        wanted.step_s,
+        goal.minimizes,
     )
-    return advice[0], decode
 
 
-def _axis(goal: Goal, phase: Phase, sizes: Sizes, programs: int | None = None) -> Axis:
-    """Buckets between two sizes that occur are left out: costs never fall with size, so the lower
-    end of such a gap does as well."""
-    is_prefill = phase == "prefill"
-    limits, budget = goal.limits, goal.budget
-    last = limits.max_num_batched_tokens if is_prefill else limits.max_num_seqs
-    grid = goal.grid if is_prefill else 1
-    candidates = sorted({min(last, rounded_up(size, grid)) for size in sizes} | {last})
+def _axis(goal: Goal, wanted: ListGoal, sizes: StepSizes, max_entries: int) -> Axis:
+    """Buckets between two sizes that occur are left out: what a step, a compile and a program cost
+    never falls with size, so the lower end of such a gap does as well."""
+    last, grid = wanted.last, wanted.grid
+    candidates = sorted({min(last, rounded_up(size, grid)) for size in sizes.counts} | {last})
     if len(candidates) > MAX_CANDIDATES:
         raise UsageError(
             f"--grid {grid} leaves {len(candidates)} sizes to choose from; at most "
             f"{MAX_CANDIDATES} are searched",
             hint=f"a coarser grid, e.g. --grid {rounded_up(last // MAX_CANDIDATES + 1, 16)}",
         )
-    step_s = goal.times.prefill_s if is_prefill else goal.times.decode_s
     if goal.minimizes == "tokens":
         costs = tuple(candidates)
     else:
-        costs = tuple(round(step_s(bucket) * NS) for bucket in candidates)
-    most = budget.max_prefill_programs if is_prefill else budget.max_decode_programs
+        costs = tuple(round(wanted.step_s(bucket) * NS_PER_S) for bucket in candidates)
     return Axis(
         tuple(candidates),
         costs,
-        steps_by_candidate(sizes, candidates),
-        min(programs or most, len(candidates)),
-        tuple(tuple(_used(goal, phase, bucket)) for bucket in candidates),
+        steps_by_candidate(sizes.counts, candidates),
+        min(max_entries, len(candidates)),
+        tuple(_used(goal, wanted, bucket) for bucket in candidates),
     )
 
 
-def _used(goal: Goal, phase: Phase, bucket: int) -> list[int]:
-    """Milliseconds and bytes, of what has a budget."""
-    costs = goal.prefill_costs if phase == "prefill" else goal.decode_costs
+def _used(goal: Goal, wanted: ListGoal, bucket: int) -> tuple[int, ...]:
+    """What an entry takes of each budget."""
     used = []
-    if goal.budget.max_compile_s is not None:
-        assert costs.compile_s is not None
-        used.append(round(1000 * costs.compile_s(bucket)))
-    if goal.budget.max_program_bytes is not None:
-        assert costs.program_bytes is not None
-        used.append(round(costs.program_bytes(bucket)))
-    return used
+    if goal.max_compile_s is not None:
+        assert wanted.compile_s is not None
+        used.append(round(1000 * wanted.compile_s(bucket)) * wanted.programs_per_entry)
+    if goal.max_program_bytes is not None:
+        assert wanted.program_bytes is not None
+        used.append(round(wanted.program_bytes(bucket)) * wanted.programs_per_entry)
+    return tuple(used)
 
 
-def _within_budget(goal: Goal, axes: Sequence[Axis]) -> list[tuple[int, ...]]:
-    budget = goal.budget
-    budgets = []
-    if budget.max_compile_s is not None:
-        budgets.append(round(1000 * budget.max_compile_s))
-    if budget.max_program_bytes is not None:
-        budgets.append(budget.max_program_bytes)
-    chosen = best_within(axes, budgets)
-    if chosen is None:
-        least = [sum(amounts) for amounts in zip(*(axis.used[-1] for axis in axes), strict=True)]
-        needs = []
-        if budget.max_compile_s is not None:
-            needs.append(f"{least.pop(0) / 60_000:.1f} minutes of compiling")
-        if budget.max_program_bytes is not None:
-            needs.append(f"{least.pop(0) / (1 << 30):.2f} GiB of device memory")
-        last = " and ".join(str(axis.candidates[-1]) for axis in axes)
-        raise UsageError(
-            f"no list keeps the budget: the last buckets alone ({last}) take {', '.join(needs)}",
-            hint="raise the budget, or lower max_num_batched_tokens",
+def _too_tight(goal: Goal, axes: Sequence[Axis], budgets: Sequence[int]) -> UsageError:
+    least = [sum(amounts) for amounts in zip(*(axis.used[-1] for axis in axes), strict=True)]
+    pairs = list(zip(least, budgets, strict=True))
+    sentences = []
+    if goal.max_compile_s is not None:
+        needed, left = pairs.pop(0)
+        sentences.append(
+            f"{needed / 60_000:.2f} minutes of compiling, {left / 60_000:.2f} are left"
         )
-    return [choice.buckets for choice in chosen]
-
-
-def _curve(goal: Goal, phase: Phase, sizes: Sizes) -> tuple[Use, ...]:
-    most = goal.budget.max_prefill_programs
-    if phase == "decode":
-        most = goal.budget.max_decode_programs
-    axis = _axis(goal, phase, sizes, max(CURVE_PROGRAMS, most))
-    return tuple(use_of(sizes, choice.buckets) for choice in best_lists(axis))
-
-
-@dataclass(frozen=True)
-class Holdout:
-    """Lists chosen on the first half of a trace, on the second half, which they have not seen."""
-
-    phase: Phase
-    fitted_on: int
-    """Requests."""
-    scored_on: int
-    fitted: Use
-    best: Use
-    """What the second half's own best lists would have made of it."""
-    powers_of_two: Use
-
-
-def deployment_of(limits: Limits, trace: Trace, prefill: Sequence[int] = ()) -> Deployment:
-    """A server of these limits, with the default lists."""
-    longest = limits.max_model_len
-    if longest is None:
-        assert trace.output_tokens is not None
-        longest = max(map(sum, zip(trace.prompt_tokens, trace.output_tokens, strict=True))) + 1
-        longest = max(longest, limits.max_num_batched_tokens)
-    blocks_per_seq = -(-longest // limits.block_size)
-    return Deployment(
-        name="powers of two",
-        prefill_buckets=tuple(
-            prefill or get_default_num_batched_tokens_buckets(limits.max_num_batched_tokens)
-        ),
-        decode_buckets=tuple(get_default_num_seqs_buckets(limits.max_num_seqs)),
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=longest,
-        block_size=limits.block_size,
-        num_kv_blocks=limits.num_kv_blocks or limits.max_num_seqs * blocks_per_seq + 1,
-        enable_prefix_caching=limits.enable_prefix_caching,
+    if goal.max_program_bytes is not None:
+        needed, left = pairs.pop(0)
+        sentences.append(f"{needed} bytes of device memory, {left} are left")
+    last = " and ".join(str(axis.candidates[-1]) for axis in axes)
+    return UsageError(
+        f"no list keeps the budget: the last entries alone ({last}) take {'; '.join(sentences)}",
+        hint="raise the budget, or lower max_num_batched_tokens",
     )
-
-
-def part_of(trace: Trace, rows: range) -> Trace:
-    """Some rows as a trace of its own, its clock starting with its first request."""
-    part = slice(rows.start, rows.stop)
-    arrivals = trace.arrival_s[part] if trace.arrival_s is not None else None
-    if arrivals:
-        first = arrivals[0]
-        for i, arrival in enumerate(arrivals):
-            arrivals[i] = arrival - first
-    return replace(
-        trace,
-        prompt_tokens=trace.prompt_tokens[part],
-        output_tokens=None if trace.output_tokens is None else trace.output_tokens[part],
-        arrival_s=arrivals,
-        cached_tokens=None if trace.cached_tokens is None else trace.cached_tokens[part],
-        max_tokens=None if trace.max_tokens is None else trace.max_tokens[part],
-    )
-
-
-def replayed_for_batches(
-    trace: Trace, limits: Limits, times: StepTimes, running: Deployment | None
-) -> Simulation | None:
-    """A replay whose decode batches are counted; None if the trace cannot be replayed.
-
-    With the lists that run now, or powers of two: the batches depend on how long steps take, and so
-    on the lists, but little.
-    """
-    if not trace.can_be_replayed:
-        return None
-    first = part_of(trace, range(min(len(trace), MAX_REPLAYED)))
-    return simulate(first, running or deployment_of(limits, first), times)
-
-
-def hold_out(goal: Goal, trace: Trace, running: Deployment | None) -> list[Holdout]:
-    """Empty for a trace too short to be halved."""
-    if len(trace) < 2:
-        return []
-    half = len(trace) // 2
-    parts = [part_of(trace, range(half)), part_of(trace, range(half, len(trace)))]
-    limits = goal.limits
-    chunks = [
-        chunk_sizes(part, limits.max_num_batched_tokens, limits.max_model_len).chunks
-        for part in parts
-    ]
-    if not all(chunks):
-        return []
-    replays = [replayed_for_batches(part, limits, goal.times, running) for part in parts]
-    batches = [None if replay is None else replay.batch_sizes for replay in replays]
-    if not all(batches):
-        batches = [None, None]
-    fitted, best = (advise(goal, c, b) for c, b in zip(chunks, batches, strict=True))
-    scores = [_holdout(fitted[0], best[0], half, len(trace) - half)]
-    if fitted[1] is not None and best[1] is not None:
-        scores.append(_holdout(fitted[1], best[1], half, len(trace) - half))
-    return scores
-
-
-def _holdout(fitted: Advice, best: Advice, fitted_on: int, scored_on: int) -> Holdout:
-    return Holdout(
-        fitted.phase,
-        fitted_on,
-        scored_on,
-        use_of(best.sizes, fitted.best.buckets),
-        best.best,
-        best.compared["powers_of_two"],
-    )
-
-
-DEFAULT_GRID = 128
-"""Tokens. What Neuron's kernels tile by, and what AWS's own lists are multiples of."""
 
 
 def grid_of(buckets: Sequence[int]) -> int:
@@ -351,15 +259,3 @@ def grid_of(buckets: Sequence[int]) -> int:
     while any(bucket % grid for bucket in buckets[:-1]):
         grid //= 2
     return grid
-
-
-def chunks_of_trace(trace: Trace, limits: Limits) -> tuple[Sizes, int]:
-    """Prefill steps by size, and prompts that the server would refuse. Raises TraceError."""
-    prompts = chunk_sizes(trace, limits.max_num_batched_tokens, limits.max_model_len)
-    if not prompts.chunks:
-        raise TraceError(
-            f"{trace.name}: each of its {len(trace)} prompts is as long as max_model_len "
-            f"{limits.max_model_len} or longer: a server refuses them all",
-            hint="raise max_model_len, or give another trace",
-        )
-    return prompts.chunks, prompts.refused

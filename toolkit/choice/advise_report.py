@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nxbucket.toolkit.choice.advise import Advice, Goal, Holdout
+from nxbucket.toolkit.choice.advise import Advice, Goal
+from nxbucket.toolkit.choice.holdout import Holdout
 from nxbucket.toolkit.choice.price import Price
 from nxbucket.toolkit.choice.workload import Use
 
@@ -16,7 +17,7 @@ NAME_OF = {
     "now": "the lists of the model file",
 }
 NIL_SHARE = 0.005
-"""Half a point of padding: less than that is no gain to speak of."""
+"""Half a percent of what is executed, or of its time: less is no gain to speak of."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ def advice_text(report: AdviceReport) -> str:
 
 
 def _head(report: AdviceReport) -> Iterator[str]:
-    budget, goal = report.goal.budget, report.goal
+    goal = report.goal
     yield f"# {facts(report)['workload']}"
     least = "padding" if goal.minimizes == "tokens" else f"time ({goal.times.source})"
-    limits = f"prefill {budget.max_prefill_programs}, decode {budget.max_decode_programs} programs"
-    if budget.max_compile_s is not None:
-        limits += f", {budget.max_compile_s / 60:g} minutes of compiling in all"
-    if budget.max_program_bytes is not None:
-        limits += f", {budget.max_program_bytes} bytes of programs in all"
-    yield f"# Lists of least {least}; at most {limits}; prefill on a grid of {goal.grid}."
+    entries = f"{goal.prefill.max_entries} and {goal.decode.max_entries} entries"
+    if goal.max_compile_s is not None:
+        entries += f", {goal.max_compile_s / 60:g} minutes of compiling in all"
+    if goal.max_program_bytes is not None:
+        entries += f", {goal.max_program_bytes} bytes of programs in all"
+    yield f"# Lists of least {least}; at most {entries}; prefill on a grid of {goal.prefill.grid}."
 
 
 def facts(report: AdviceReport) -> dict[str, str]:
@@ -91,39 +92,42 @@ def _lists(report: AdviceReport) -> Iterator[str]:
 
 
 def _details(report: AdviceReport) -> Iterator[str]:
-    rows: list[tuple[str, ...]]
     for advice in report.advices:
         yield ""
-        yield f"# {advice.phase}: padding by number of programs"
-        rows = [("programs", "padding", "buckets")]
-        for programs, use in enumerate(shown_curve(advice), 1):
+        yield f"# {advice.phase}: what one more entry is worth"
+        by_time = advice.minimizes == "time"
+        rows = [("entries", "padding", *(["time"] if by_time else []), "buckets")]
+        for use in shown_curve(advice):
             chosen = " <- chosen" if use.buckets == advice.best.buckets else ""
             buckets = ", ".join(map(str, use.buckets))
-            rows.append((str(programs), percent(use.padding_share), buckets + chosen))
+            rows.append((str(len(use.buckets)), *_figures(advice, use), buckets + chosen))
         yield from _table(rows)
         if sentence := verdict(advice):
             yield f"# {sentence}"
     yield ""
-    if report.holdouts:
-        first = report.holdouts[0]
+    for holdout in report.holdouts:
+        there = holdout.there
+        by_time = there.minimizes == "time"
         yield (
-            f"# Chosen on the first {first.fitted_on:,} requests, scored on the "
-            f"{first.scored_on:,} behind them:"
+            f"# {holdout.phase}: chosen on the first {holdout.fitted_on:,} requests, scored on the "
+            f"{holdout.scored_on:,} behind them"
         )
-        rows = [("", "padding", "best there", "powers of two", "buckets")]
-        for holdout in report.holdouts:
-            shares = (holdout.fitted, holdout.best, holdout.powers_of_two)
-            rows.append(
-                (
-                    holdout.phase,
-                    *(percent(use.padding_share) for use in shares),
-                    ", ".join(map(str, holdout.fitted.buckets)),
-                )
-            )
+        rows = [("", "padding", *(["time"] if by_time else []), "buckets")]
+        for name, use in (
+            ("chosen before", holdout.fitted),
+            ("best there", holdout.best),
+            ("powers of two", holdout.powers_of_two),
+        ):
+            rows.append((name, *_figures(there, use), ", ".join(map(str, use.buckets))))
         yield from _table(rows)
     yield f"# Decode batches: {report.decode_from}"
     if report.price is not None:
         yield f"# To compile: {report.price}"
+
+
+def _figures(advice: Advice, use: Use) -> list[str]:
+    shares = [percent(use.padding_share)]
+    return [*shares, f"{advice.time_s(use):.4g} s"] if advice.minimizes == "time" else shares
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -134,7 +138,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def shown_curve(advice: Advice) -> tuple[Use, ...]:
-    """Up to the first list that wastes nothing, or that more programs do not improve."""
+    """Up to the first list that more entries do not improve."""
     shown: list[Use] = []
     for use in advice.curve:
         if shown and use.buckets == shown[-1].buckets:
@@ -144,19 +148,30 @@ def shown_curve(advice: Advice) -> tuple[Use, ...]:
 
 
 def verdict(advice: Advice) -> str | None:
-    """What a person should see in the curve: a gain that is none, programs that do little."""
+    """What a person should see in the curve: a gain that is none, entries that do little."""
     best, usual = advice.best, advice.compared["powers_of_two"]
+
+    def is_as_good(use: Use, than: Use) -> bool:
+        return advice.cost(use) <= (1 + NIL_SHARE) * advice.cost(than)
+
     sentences = []
-    if usual.padding_share - best.padding_share < NIL_SHARE:
-        sentences.append(
-            f"nothing to gain over powers of two ({len(usual.buckets)} programs, "
-            f"{percent(usual.padding_share)})"
-        )
-    few = next(use for use in advice.curve if use.padding_share - best.padding_share < NIL_SHARE)
+    if is_as_good(usual, best):
+        if len(best.buckets) < len(usual.buckets):
+            sentences.append(
+                f"as good as powers of two with {len(best.buckets)} entries instead of "
+                f"{len(usual.buckets)}"
+            )
+        else:
+            sentences.append(
+                f"nothing to gain over powers of two ({len(usual.buckets)} entries, "
+                f"{percent(usual.padding_share)} padding)"
+            )
+    # A list chosen under a budget need not be on the curve.
+    few = next((use for use in advice.curve if is_as_good(use, best)), best)
     if len(few.buckets) < len(best.buckets):
         sentences.append(
-            f"{list(few.buckets)} would nearly do: {percent(few.padding_share)} with "
-            f"{len(few.buckets)} of {len(best.buckets)} programs"
+            f"{list(few.buckets)} would nearly do, with {len(few.buckets)} entries instead of "
+            f"{len(best.buckets)}: {percent(few.padding_share)} padding"
         )
     return "; ".join(sentences) or None
 
@@ -166,7 +181,7 @@ def percent(share: float) -> str:
 
 
 def advice_as_json(report: AdviceReport) -> dict[str, Any]:
-    goal, budget = report.goal, report.goal.budget
+    goal = report.goal
     limits = goal.limits
     return {
         "ok": True,
@@ -179,12 +194,12 @@ def advice_as_json(report: AdviceReport) -> dict[str, Any]:
             "max_model_len": limits.max_model_len,
         },
         "budget": {
-            "max_prefill_programs": budget.max_prefill_programs,
-            "max_decode_programs": budget.max_decode_programs,
-            "max_compile_s": budget.max_compile_s,
-            "max_program_bytes": budget.max_program_bytes,
+            "max_prefill_entries": goal.prefill.max_entries,
+            "max_decode_entries": goal.decode.max_entries,
+            "max_compile_s": goal.max_compile_s,
+            "max_program_bytes": goal.max_program_bytes,
         },
-        "grid": goal.grid,
+        "grid": goal.prefill.grid,
         "minimizes": goal.minimizes,
         "step_times": goal.times.source,
         "prefill": _advice_as_json(report.prefill),
@@ -199,40 +214,40 @@ def advice_as_json(report: AdviceReport) -> dict[str, Any]:
 
 def _advice_as_json(advice: Advice) -> dict[str, Any]:
     return {
-        **_use_as_json(advice.best),
+        **_use_as_json(advice, advice.best),
         "steps": advice.best.steps,
         f"real_{UNIT_OF[advice.phase]}": advice.best.real,
         f"executed_{UNIT_OF[advice.phase]}": advice.best.executed,
-        "time_s": round(advice.time_s(advice.best), 6),
-        "compared": {
-            name: {**_use_as_json(use), "time_s": round(advice.time_s(use), 6)}
-            for name, use in advice.compared.items()
-        },
+        "compared": {name: _use_as_json(advice, use) for name, use in advice.compared.items()},
         "verdict": verdict(advice),
     }
 
 
-def _use_as_json(use: Use) -> dict[str, Any]:
-    return {"buckets": list(use.buckets), "padding_share": round(use.padding_share, 6)}
+def _use_as_json(advice: Advice, use: Use) -> dict[str, Any]:
+    return {**use.as_json(), "time_s": round(advice.time_s(use), 6)}
 
 
 def _holdout_as_json(holdout: Holdout) -> dict[str, Any]:
+    there = holdout.there
     return {
         "fitted_on": holdout.fitted_on,
         "scored_on": holdout.scored_on,
-        **_use_as_json(holdout.fitted),
-        "best_there": _use_as_json(holdout.best),
-        "powers_of_two": _use_as_json(holdout.powers_of_two),
+        **_use_as_json(there, holdout.fitted),
+        "best_there": _use_as_json(there, holdout.best),
+        "powers_of_two": _use_as_json(there, holdout.powers_of_two),
     }
 
 
 def _curve_as_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
+    """Point k: the best lists of at most k entries."""
     longest = max(len(advice.curve) for advice in advices)
     return [
         {
             "programs": programs,
             **{
-                advice.phase: _use_as_json(advice.curve[min(programs, len(advice.curve)) - 1])
+                advice.phase: _use_as_json(
+                    advice, advice.curve[min(programs, len(advice.curve)) - 1]
+                )
                 for advice in advices
             },
         }

@@ -1,7 +1,8 @@
 """What programs cost by their size: a step's time, a compile's time, memory. Read from costs.json.
 
 `nxbucket calibrate` writes the file for target cpu; for a device a person writes it, with as many
-sizes as were measured. Between two sizes the cost is interpolated, beyond them the line goes on.
+sizes as were measured. Between two sizes the cost is interpolated; above them the line goes on,
+below them the smallest one's holds.
 
     {
       "format": 1,
@@ -24,9 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nxbucket.toolkit.errors import UsageError
 
-Phase = Literal["prefill", "decode"]
 Seconds = Annotated[float, Field(ge=0, lt=1e7, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, lt=1 << 50)]
+Line = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""Text that ends up in a comment of YAML."""
 Size = Annotated[int, Field(gt=0, lt=1 << 31)]
 
 
@@ -46,19 +48,17 @@ class PhaseCosts(_Model):
 
 class Costs(_Model):
     format: Literal[1]
-    target: str
-    source: str
+    target: Line
+    source: Line
     """Where the numbers come from, for people."""
     prefill: PhaseCosts = PhaseCosts()
     decode: PhaseCosts = PhaseCosts()
 
-    def of(self, phase: Phase) -> PhaseCosts:
-        return self.prefill if phase == "prefill" else self.decode
-
 
 @dataclass(frozen=True)
 class Curve:
-    """Straight lines through measured points; constant if there is one. Never below 0."""
+    """Straight lines through measured points. Above the last the line goes on; below the first,
+    where a line could end in nothing, the first point's value holds."""
 
     points: tuple[tuple[int, float], ...]
 
@@ -71,11 +71,11 @@ class Curve:
 
     def __call__(self, size: int) -> float:
         points = self.points
-        if len(points) == 1:
+        if len(points) == 1 or size <= points[0][0]:
             return points[0][1]
         for (left, low), (right, high) in pairwise(points):
             if size <= right or right == points[-1][0]:
-                return max(0.0, low + (high - low) * (size - left) / (right - left))
+                return low + (high - low) * (size - left) / (right - left)
         raise AssertionError("a curve has points")
 
 

@@ -2,18 +2,24 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.lockfile import Lock, LockedTarget, model_file_of, read_lock
-from nxbucket.toolkit.choice.advise import Advice, Budget, Goal, Limits, advise, grid_of
+from nxbucket.compile.program import Phase
+from nxbucket.toolkit.choice.advise import Advice, Goal, advise, grid_of, make_goal
 from nxbucket.toolkit.choice.advise_report import KEY_OF, UNIT_OF, percent
-from nxbucket.toolkit.choice.costs import Phase
-from nxbucket.toolkit.choice.inputs import costs_of, times_of
-from nxbucket.toolkit.choice.metrics_reader import ServerMetrics, SizeHistogram, read_metrics
-from nxbucket.toolkit.choice.price import Lists, Price, from_cache, from_costs_file, price_of
-from nxbucket.toolkit.choice.workload import Use
+from nxbucket.toolkit.choice.inputs import (
+    check_entries,
+    check_grid,
+    costs_of,
+    note_on_target,
+    times_of,
+)
+from nxbucket.toolkit.choice.metrics_reader import ServerMetrics, read_metrics
+from nxbucket.toolkit.choice.price import Price, from_cache, from_costs_file, price_of
+from nxbucket.toolkit.choice.workload import Lists, ServerLimits, StepSizes, Use
 from nxbucket.toolkit.errors import LockError, TraceError, UsageError
 
 MIN_STEPS = 1000
@@ -57,6 +63,7 @@ class Drift:
     threshold: float
     phases: list[PhaseDrift]
     price: Price
+    notes: list[str]
 
     @property
     def drifted(self) -> bool:
@@ -83,6 +90,7 @@ class Drift:
             **{p.phase: _phase_as_json(p) for p in self.phases},
             "to_compile": self.price.as_json(),
             "diff": self.diff,
+            "notes": self.notes,
         }
 
 
@@ -95,17 +103,9 @@ def _phase_as_json(drift: PhaseDrift) -> dict[str, Any]:
     return {
         "steps": drift.now.steps,
         "enough_steps": drift.has_evidence,
-        "now": _use_as_json(drift.now),
-        "best": _use_as_json(drift.best),
+        "now": {**drift.now.as_json(), "executed": drift.now.executed},
+        "best": {**drift.best.as_json(), "executed": drift.best.executed},
         "saving": round(drift.saving, 6),
-    }
-
-
-def _use_as_json(use: Use) -> dict[str, Any]:
-    return {
-        "buckets": list(use.buckets),
-        "padding_share": round(use.padding_share, 6),
-        "executed": use.executed,
     }
 
 
@@ -115,8 +115,8 @@ def measure_drift(options: DriftOptions) -> Drift:
         raise UsageError(
             f"--threshold is {options.threshold}", hint="a share from 0 to 1, e.g. 0.05"
         )
-    if options.grid is not None and options.grid < 1:
-        raise UsageError(f"--grid is {options.grid}", hint="1 or more, e.g. 128")
+    check_grid(options.grid)
+    check_entries("--max-programs", options.max_programs)
     lock = read_lock(options.lock)
     name, target = _target(lock, options)
     metrics = read_metrics(options.metrics, api_key=options.api_key)
@@ -135,21 +135,21 @@ def measure_drift(options: DriftOptions) -> Drift:
         )
     costs = costs_of(options.costs)
     times = times_of(costs, options.costs, None, None)
-    most = options.max_programs
-    goal = Goal(
-        Limits(target.num_batched_tokens_buckets[-1], target.num_seqs_buckets[-1]),
-        Budget(
-            most or len(target.num_batched_tokens_buckets), most or len(target.num_seqs_buckets)
-        ),
-        options.grid or grid_of(target.num_batched_tokens_buckets),
-        "tokens" if times.is_assumed else "time",
-        times,
-    )
-    prefill, decode = advise(goal, chunks.spread(), batches.spread() or None)
     now: Lists = {"prefill": target.num_batched_tokens_buckets, "decode": target.num_seqs_buckets}
-    phases = [_phase(goal, prefill, now["prefill"], metrics.prefill_padding, chunks)]
+    goal = make_goal(
+        ServerLimits(now["prefill"][-1], now["decode"][-1]),
+        times,
+        lists=now,
+        max_prefill_entries=options.max_programs,
+        max_decode_entries=options.max_programs,
+        grid=options.grid or grid_of(now["prefill"]),
+        minimizes="tokens" if times.is_assumed else "time",
+    )
+    sizes = StepSizes.at_bounds(batches)
+    prefill, decode = advise(goal, StepSizes.at_bounds(chunks), sizes if sizes.counts else None)
+    phases = [_phase(goal, prefill, now["prefill"], metrics.prefill_padding)]
     if decode is not None:
-        phases.append(_phase(goal, decode, now["decode"], metrics.decode_padding, batches))
+        phases.append(_phase(goal, decode, now["decode"], metrics.decode_padding))
     then: Lists = {p.phase: p.best.buckets for p in phases}
     layers = int(lock.architecture["num_hidden_layers"])
     seconds = from_costs_file(costs) or from_cache(None, name, layers)
@@ -162,6 +162,7 @@ def measure_drift(options: DriftOptions) -> Drift:
         threshold=options.threshold,
         phases=phases,
         price=price_of(now, {**now, **then}, contexts, seconds),
+        notes=note_on_target(costs, name),
     )
 
 
@@ -182,11 +183,22 @@ def _target(lock: Lock, options: DriftOptions) -> tuple[str, LockedTarget]:
 def _check_lists(
     options: DriftOptions, metrics: ServerMetrics, name: str, target: LockedTarget
 ) -> None:
-    for key, locked, seen in (
-        ("num_batched_tokens_buckets", target.num_batched_tokens_buckets, metrics.prefill_padding),
-        ("num_seqs_buckets", target.num_seqs_buckets, metrics.decode_padding),
+    for key, locked, padding, sizes in (
+        (
+            "num_batched_tokens_buckets",
+            target.num_batched_tokens_buckets,
+            metrics.prefill_padding,
+            metrics.chunk_tokens,
+        ),
+        (
+            "num_seqs_buckets",
+            target.num_seqs_buckets,
+            metrics.decode_padding,
+            metrics.batch_seqs,
+        ),
     ):
-        foreign = sorted(set(seen) - set(locked))
+        seen = {*padding, *((sizes.bounds[-1],) if sizes is not None else ())}
+        foreign = sorted(seen - set(locked))
         if foreign:
             raise LockError(
                 f"{options.metrics} runs {key} {foreign}, which {options.lock} does not have for "
@@ -196,27 +208,21 @@ def _check_lists(
 
 
 def _phase(
-    goal: Goal,
-    advice: Advice,
-    now: Sequence[int],
-    padding: Mapping[int, tuple[int, int]],
-    histogram: SizeHistogram,
+    goal: Goal, advice: Advice, now: Sequence[int], padding: Mapping[int, tuple[int, int]]
 ) -> PhaseDrift:
-    """What runs now is counted exactly by the server; the best list's padding follows from the
-    histogram, whose sum is exact, too."""
+    """What runs now is counted exactly by the server. Of another list it is counted at the bounds
+    of the server's bins: no less than it would be, so a saving is real."""
     steps = sum(count for count, _ in padding.values())
     executed = sum(bucket * count for bucket, (count, _) in padding.items())
     real = executed - sum(padded for _, padded in padding.values())
     running = Use(tuple(now), steps, real, executed)
-    best = replace(advice.best, real=round(histogram.total))
+    cost: float = executed
     if goal.minimizes == "time":
-        spent = sum(advice.step_s(bucket) * count for bucket, (count, _) in padding.items())
-        saving = 1 - advice.time_s(best) / spent if spent else 0.0
-    else:
-        saving = 1 - best.executed / executed if executed else 0.0
+        cost = sum(advice.step_s(bucket) * count for bucket, (count, _) in padding.items())
+    saving = 1 - advice.cost(advice.best) / cost if cost else 0.0
     if saving <= 0:
         return PhaseDrift(advice.phase, running, running, 0.0)
-    return PhaseDrift(advice.phase, running, best, saving)
+    return PhaseDrift(advice.phase, running, advice.best, saving)
 
 
 def drift_text(drift: Drift) -> str:

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nxbucket.toolkit.arguments import DEFAULT_MODEL_FILE
-from nxbucket.toolkit.choice.advise import Limits
 from nxbucket.toolkit.choice.costs import Costs, read_costs
 from nxbucket.toolkit.choice.step_times import ASSUMED, StepTimes, from_costs, of_roofline
-from nxbucket.toolkit.choice.trace import Trace
+from nxbucket.toolkit.choice.trace import Trace, part_of
 from nxbucket.toolkit.choice.trace_reader import find_trace, read_trace
+from nxbucket.toolkit.choice.workload import Lists, ServerLimits
 from nxbucket.toolkit.errors import UsageError
 from nxbucket.toolkit.spec import DeploySpec, load_spec
 
 DEFAULT_MAX_NUM_SEQS = 8
-MOST = 1 << 24
+MAX_LIMIT = 1 << 24
+MAX_ENTRIES = 256
+"""Of a list."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class LimitOptions:
         for name in self.given():
             value = getattr(self, name)
             option = f"--{name.replace('_', '-')}"
-            if not 1 <= value <= MOST:
-                raise UsageError(f"{option} is {value}", hint=f"1 to {MOST}")
+            if not 1 <= value <= MAX_LIMIT:
+                raise UsageError(f"{option} is {value}", hint=f"1 to {MAX_LIMIT}")
 
 
 NO_LIMITS = LimitOptions()
@@ -61,36 +63,70 @@ def find_model_file(given: Path | None, options: LimitOptions) -> Path | None:
     )
 
 
-def limits_of(file: Path | None, options: LimitOptions) -> tuple[Limits, DeploySpec | None]:
+@dataclass(frozen=True)
+class Server:
+    """What is advised or simulated. `lists`: of the model file, those that its limits still fit.
+
+    `as_it_is`: a model file's, with no limit changed.
+    """
+
+    name: str
+    limits: ServerLimits
+    lists: Lists
+    spec: DeploySpec | None = None
+    as_it_is: bool = False
+
+
+def server_of(file: Path | None, options: LimitOptions) -> Server:
     """Raises UsageError and what `load_spec` does."""
     options.check()
     if file is None:
         assert options.max_num_batched_tokens is not None
-        longest = options.max_num_batched_tokens
+        tokens = options.max_num_batched_tokens
         if options.max_model_len is not None:
-            longest = min(longest, options.max_model_len)
+            tokens = min(tokens, options.max_model_len)
         seqs = options.max_num_seqs or DEFAULT_MAX_NUM_SEQS
-        return Limits(longest, seqs, options.max_model_len), None
+        return Server("powers of two", ServerLimits(tokens, seqs, options.max_model_len), {})
     spec = load_spec(file)
     model_len = options.max_model_len or spec.max_model_len
     seqs = options.max_num_seqs or spec.max_num_seqs
     tokens = min(options.max_num_batched_tokens or spec.max_num_batched_tokens, model_len)
-    as_it_is = not options.given()
-    limits = Limits(
+    same_kv = (model_len, seqs) == (spec.max_model_len, spec.max_num_seqs)
+    limits = ServerLimits(
         tokens,
         seqs,
         model_len,
         block_size=spec.block_size,
-        num_kv_blocks=spec.num_kv_blocks if as_it_is else None,
+        num_kv_blocks=spec.num_kv_blocks if same_kv else None,
         enable_prefix_caching=spec.enable_prefix_caching,
     )
-    return limits, spec
+    own = lists_of(spec)
+    last = {"prefill": tokens, "decode": seqs}
+    lists: Lists = {phase: sizes for phase, sizes in own.items() if sizes[-1] == last[phase]}
+    changed = [phase for phase in own if phase not in lists]
+    name = f"{file} with powers of two ({', '.join(changed)})" if changed else str(file)
+    return Server(name, limits, lists, spec, as_it_is=same_kv and not changed)
+
+
+def lists_of(spec: DeploySpec) -> Lists:
+    neuron = spec.neuron_config
+    return {"prefill": neuron.num_batched_tokens_buckets, "decode": neuron.num_seqs_buckets}
+
+
+def check_entries(option: str, value: int | None) -> None:
+    """Raises UsageError."""
+    if value is not None and not 1 <= value <= MAX_ENTRIES:
+        raise UsageError(f"{option} is {value}", hint=f"1 to {MAX_ENTRIES}")
+
+
+def check_grid(grid: int | None) -> None:
+    """Raises UsageError."""
+    if grid is not None and grid < 1:
+        raise UsageError(f"--grid is {grid}", hint="1 or more, e.g. 128")
 
 
 def trace_of(given: str, requests: int | None) -> Trace:
     """A file, or a shipped trace by its name; the first `requests` rows if that is not None."""
-    from nxbucket.toolkit.choice.advise import part_of
-
     if requests is not None and requests < 1:
         raise UsageError(f"--requests is {requests}", hint="1 or more")
     with counting("reading") as progress:
@@ -119,6 +155,13 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
 
 def costs_of(file: Path | None) -> Costs | None:
     return None if file is None else read_costs(file)
+
+
+def note_on_target(costs: Costs | None, target: str) -> list[str]:
+    """A costs file of another target is used all the same: a person may know why."""
+    if costs is None or costs.target.partition("-")[0] == target.partition("-")[0]:
+        return []
+    return [f"the costs are those of {costs.target}, and what is looked at is for {target}"]
 
 
 def times_of(

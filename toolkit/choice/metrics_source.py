@@ -82,7 +82,7 @@ def _asked(url: str, api_key: str | None, timeout_s: float) -> bytes:
 
 def _mend(status: int) -> str:
     if status in (401, 403):
-        return "give the server's API key, or save the text and name the file"
+        return "set VLLM_API_KEY to the key it wants, or save the text and name the file"
     if status == 404:
         return "give the server's root, http://host:8000; a proxy may hide /metrics"
     return f"ask the server itself, not a proxy: {_SAVE}"

@@ -1,15 +1,16 @@
 """What other bucket lists cost to compile: which programs are new, and how long they take."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nxbucket.compile.cache import ArtifactCache, choose_cache
 from nxbucket.compile.cost import compile_times
-from nxbucket.compile.program import Bucket, Phase
+from nxbucket.compile.program import Bucket
 from nxbucket.toolkit.choice.costs import Costs, Curve
+from nxbucket.toolkit.choice.workload import Lists
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,16 @@ UNKNOWN = CompileSeconds(None, None, "no record of how long a program takes to c
 
 
 def from_costs_file(costs: Costs | None) -> CompileSeconds | None:
-    if costs is None or not (costs.prefill.compile_s and costs.decode.compile_s):
+    """None if it says nothing of compiling."""
+    if costs is None or not (costs.prefill.compile_s or costs.decode.compile_s):
         return None
-    return CompileSeconds(
-        Curve.rising(costs.prefill.compile_s),
-        Curve.rising(costs.decode.compile_s),
-        "from the costs file",
-    )
+    curves = [
+        Curve.rising(phase.compile_s) if phase.compile_s else None
+        for phase in (costs.prefill, costs.decode)
+    ]
+    lacks = [name for name, curve in zip(("prefill", "decode"), curves, strict=True) if not curve]
+    source = f"the costs file has no {lacks[0]}.compile_s" if lacks else "from the costs file"
+    return CompileSeconds(curves[0], curves[1], source)
 
 
 def from_cache(cache: Path | None, target: str, num_layers: int) -> CompileSeconds:
@@ -81,9 +85,6 @@ def from_cache(cache: Path | None, target: str, num_layers: int) -> CompileSecon
         return replace(UNKNOWN, source=f"{UNKNOWN.source} for {target}")
     same = Curve(((1, times.s_per_layer * num_layers),))
     return CompileSeconds(same, same, f"estimated from {times.num_recorded} recorded")
-
-
-Lists = Mapping[Phase, Sequence[int]]
 
 
 def price_of(

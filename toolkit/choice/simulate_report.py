@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nxbucket.serve.policy import BucketUse
+from nxbucket.serve.policy import BucketUse, padding_share
 from nxbucket.toolkit.choice.simulator import Simulation
 
 QUANTILES = (50, 95, 99)
@@ -14,12 +14,6 @@ def quantile(ordered: Sequence[float], percent: int) -> float | None:
     if not ordered:
         return None
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
-
-
-def padding_share(uses: Mapping[int, BucketUse]) -> float:
-    real = sum(use.real for use in uses.values())
-    padding = sum(use.padding for use in uses.values())
-    return padding / (real + padding) if padding else 0.0
 
 
 def simulations_table(simulations: Sequence[Simulation]) -> list[tuple[str, ...]]:

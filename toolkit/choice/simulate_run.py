@@ -5,24 +5,26 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from nxbucket.serve.policy import check_buckets
-from nxbucket.toolkit.choice.advise import deployment_of
+from nxbucket.serve.policy import DEFAULT_MAX_CONSECUTIVE_PREFILLS, check_buckets
+from nxbucket.toolkit.buckets import (
+    get_default_num_batched_tokens_buckets,
+    get_default_num_seqs_buckets,
+    show,
+)
+from nxbucket.toolkit.choice.deployments import deployment_of
 from nxbucket.toolkit.choice.inputs import (
     NO_LIMITS,
     LimitOptions,
     costs_of,
     counting,
     find_model_file,
-    limits_of,
+    note_on_target,
+    server_of,
     times_of,
     trace_of,
 )
-from nxbucket.toolkit.choice.simulator import (
-    DEFAULT_MAX_CONSECUTIVE_PREFILLS,
-    Deployment,
-    Simulation,
-    simulate,
-)
+from nxbucket.toolkit.choice.replay import Deployment
+from nxbucket.toolkit.choice.simulator import Simulation, simulate
 from nxbucket.toolkit.choice.step_times import StepTimes
 from nxbucket.toolkit.choice.trace import Trace
 from nxbucket.toolkit.errors import UsageError
@@ -51,6 +53,7 @@ class Simulated:
     times: list[StepTimes]
     """One per simulation: a roofline is a model's."""
     simulations: list[Simulation]
+    notes: list[str]
 
 
 def run_simulations(options: SimulateOptions) -> Simulated:
@@ -60,14 +63,14 @@ def run_simulations(options: SimulateOptions) -> Simulated:
     if not files:
         files.append(find_model_file(None, options.limits))
     trace = trace_of(options.trace, options.requests)
+    notes = list(trace.notes)
     scenarios: list[tuple[Deployment, StepTimes]] = []
     for file in files:
-        limits, spec = limits_of(file, options.limits)
-        times = times_of(costs, options.costs, options.roofline, spec)
-        if spec is not None and not options.limits.given():
-            base = Deployment.of(spec, str(file))
-        else:
-            base = replace(deployment_of(limits, trace), name=str(file or "powers of two"))
+        server = server_of(file, options.limits)
+        times = times_of(costs, options.costs, options.roofline, server.spec)
+        if server.spec is not None:
+            notes += note_on_target(costs, server.spec.target)
+        base = replace(deployment_of(server.limits, trace, server.lists), name=server.name)
         scenarios += [(scenario, times) for scenario in _varied(base, options)]
     if len(scenarios) > MAX_SCENARIOS:
         raise UsageError(
@@ -78,51 +81,54 @@ def run_simulations(options: SimulateOptions) -> Simulated:
     for scenario, times in scenarios:
         with counting(f"replaying {scenario.name}") as progress:
             simulations.append(simulate(trace, scenario, times, progress))
-    return Simulated(trace, [times for _, times in scenarios], simulations)
+    return Simulated(trace, [times for _, times in scenarios], simulations, notes)
 
 
 def _varied(base: Deployment, options: SimulateOptions) -> list[Deployment]:
     """`base` with each combination of what is given; its own where nothing is."""
+    tokens, seqs = base.max_num_batched_tokens, base.max_num_seqs
     prefill = [
-        _list(text, "--prefill-buckets", base.max_num_batched_tokens, "max_num_batched_tokens")
+        _list(text, "--prefill-buckets", get_default_num_batched_tokens_buckets(tokens))
         for text in options.prefill_lists
     ] or [base.prefill_buckets]
     decode = [
-        _list(text, "--decode-buckets", base.max_num_seqs, "max_num_seqs")
+        _list(text, "--decode-buckets", get_default_num_seqs_buckets(seqs))
         for text in options.decode_lists
     ] or [base.decode_buckets]
     consecutive = list(options.max_consecutive_prefills) or [DEFAULT_MAX_CONSECUTIVE_PREFILLS]
     if any(count < 0 for count in consecutive):
         raise UsageError("--max-consecutive-prefills is below 0", hint="0 is no limit")
     varied = []
-    for tokens, seqs, count in product(prefill, decode, consecutive):
+    for prefill_list, decode_list, count in product(prefill, decode, consecutive):
         given = []
         if options.prefill_lists:
-            given.append(f"prefill {','.join(map(str, tokens))}")
+            given.append(f"prefill {','.join(map(str, prefill_list))}")
         if options.decode_lists:
-            given.append(f"decode {','.join(map(str, seqs))}")
+            given.append(f"decode {','.join(map(str, decode_list))}")
         if options.max_consecutive_prefills:
             given.append(f"max_consecutive_prefills {count}")
-        name = base.name
-        if given:
-            of_model = "" if options.model_files == () else f"{base.name}: "
-            name = of_model + "; ".join(given)
+        of_model = [base.name] if options.model_files or not given else []
         varied.append(
             replace(
                 base,
-                name=name,
-                prefill_buckets=tokens,
-                decode_buckets=seqs,
+                name="; ".join([*of_model, *given]),
+                prefill_buckets=prefill_list,
+                decode_buckets=decode_list,
                 max_consecutive_prefills=count,
             )
         )
     return varied
 
 
-def _list(text: str, option: str, last: int, last_is: str) -> tuple[int, ...]:
+def _list(text: str, option: str, default: Sequence[int]) -> tuple[int, ...]:
+    hint = f"{option} {','.join(map(str, default))}"
     try:
         sizes = [int(part) for part in text.strip("[] ").replace(",", " ").split()]
-        return check_buckets(option, sizes, last, last_is)
+    except ValueError:
+        message = f"{option} {show(text)} is no list of whole numbers"
+        raise UsageError(message, hint=hint) from None
+    last_is = "the most that a step takes here"
+    try:
+        return check_buckets(option, sizes, default[-1], last_is)
     except ValueError as err:
-        said = str(err) if option in str(err) else f"{option} {text!r} is no list of whole numbers"
-        raise UsageError(said, hint=f"{option} 128,512,{last}") from None
+        raise UsageError(str(err), hint=hint) from None

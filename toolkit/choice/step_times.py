@@ -7,6 +7,8 @@ from nxbucket.toolkit.choice.costs import Costs, Curve
 from nxbucket.toolkit.errors import UsageError
 from nxbucket.toolkit.spec import DeploySpec
 
+NS_PER_S = 1_000_000_000
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -52,7 +54,7 @@ def of_roofline(spec: DeploySpec, target: str) -> StepTimes:
     Williams et al., "Roofline: an insightful visual performance model", 2009. One rank with its
     share of a chip's arithmetic and bandwidth. Bytes are the weights and the KV cache that a step
     reads, FLOPs those of compile/cost.py: both are straight lines in the bucket, so two sizes give
-    them exactly. Real steps take longer.
+    them exactly. An embedding table of its own is looked up, not read. Real steps take longer.
     """
     from nxbucket.compile.neuron.hardware import CHIP_OF, logical_cores
     from nxbucket.toolkit.spec_reader import LNC_OF
@@ -61,7 +63,8 @@ def of_roofline(spec: DeploySpec, target: str) -> StepTimes:
         raise UsageError(
             f"--roofline {target}: no such target", hint=f"one of {', '.join(CHIP_OF)}"
         )
-    lnc = LNC_OF[target][0]
+    lnc = spec.compiler.lnc if target == spec.target else LNC_OF[target][0]
+    assert lnc is not None
     chip, ranks = CHIP_OF[target], logical_cores(target, lnc)
     flops_per_s, bytes_per_s = chip.bf16_flops_per_s / ranks, chip.hbm_bytes_per_s / ranks
 
@@ -81,15 +84,20 @@ def of_roofline(spec: DeploySpec, target: str) -> StepTimes:
 
 def _work(spec: DeploySpec, phase: str) -> tuple[tuple[float, float], tuple[float, float]]:
     """FLOPs and bytes read of a step, each as a + b x bucket."""
-    from nxbucket.compile.cost import cost_of
+    from nxbucket.compile.cost import EMBEDDING, HEAD, cost_of
     from nxbucket.compile.plan import plan_programs
-    from nxbucket.compile.program import kv_bytes_per_token
+    from nxbucket.compile.program import ITEM_BYTES, kv_bytes_per_token
 
     program = next(p for p in plan_programs(spec) if p.phase == phase and p.context_len is None)
     one, two = (cost_of(replace(program, size=size)) for size in (1, 2))
     slope = two.flops - one.flops
+    weights = {tensor.name: tensor for tensor in program.signature.of_role("weight")}
+    weight_bytes = one.weight_bytes
+    if HEAD in weights:
+        table = weights[EMBEDDING]
+        weight_bytes -= table.num_elements * ITEM_BYTES[table.dtype]
     # The whole block table is read: by each sequence of a decode, once by a prefill.
     context = spec.max_blocks_per_seq * spec.block_size
     kv_bytes = context * kv_bytes_per_token(spec.architecture, spec.dtype)
-    reads = (one.weight_bytes, kv_bytes) if phase == "decode" else (one.weight_bytes + kv_bytes, 0)
+    reads = (weight_bytes, kv_bytes) if phase == "decode" else (weight_bytes + kv_bytes, 0)
     return (one.flops - slope, slope), reads

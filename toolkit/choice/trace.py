@@ -1,7 +1,7 @@
 """Requests that a server has seen, or would see: when they came, and how long they were."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_TOKENS = 100_000_000
 """More than any request has; a larger number is a fault of the trace."""
@@ -33,3 +33,29 @@ class Trace:
     @property
     def can_be_replayed(self) -> bool:
         return self.arrival_s is not None and self.output_tokens is not None
+
+
+def usable_cache(prompt_tokens: int, cached_tokens: int, block_size: int) -> int:
+    """What of a prompt need not be computed: whole blocks, and never all of it.
+
+    As vLLM does: the last token is computed whatever the cache has, since its output is wanted.
+    """
+    return min(cached_tokens, prompt_tokens - 1) // block_size * block_size
+
+
+def part_of(trace: Trace, rows: range) -> Trace:
+    """Some rows as a trace of its own, its clock starting with its first request."""
+    part = slice(rows.start, rows.stop)
+    arrivals = trace.arrival_s[part] if trace.arrival_s is not None else None
+    if arrivals:
+        first = arrivals[0]
+        for i, arrival in enumerate(arrivals):
+            arrivals[i] = arrival - first
+    return replace(
+        trace,
+        prompt_tokens=trace.prompt_tokens[part],
+        output_tokens=None if trace.output_tokens is None else trace.output_tokens[part],
+        arrival_s=arrivals,
+        cached_tokens=None if trace.cached_tokens is None else trace.cached_tokens[part],
+        max_tokens=None if trace.max_tokens is None else trace.max_tokens[part],
+    )

@@ -9,94 +9,118 @@ counted.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import accumulate, compress, repeat
 from operator import sub
+from typing import Any
 
+from nxbucket.compile.program import Phase
 from nxbucket.toolkit.buckets import get_bucket_for_count
-from nxbucket.toolkit.choice.metrics_reader import ServerMetrics
-from nxbucket.toolkit.choice.trace import Trace
+from nxbucket.toolkit.choice.metrics_reader import SizeHistogram
+from nxbucket.toolkit.choice.trace import Trace, usable_cache
 
 Sizes = Mapping[int, int]
 """Real tokens, or sequences, of a step -> steps."""
+Lists = Mapping[Phase, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Of the server that lists are chosen for, or that is simulated."""
+
+    max_num_batched_tokens: int
+    """No step is longer: min(max_num_batched_tokens, max_model_len)."""
+    max_num_seqs: int
+    max_model_len: int | None = None
+    """None: as long as the trace asks for."""
+    block_size: int = 32
+    num_kv_blocks: int | None = None
+    """With the null block; None: enough for max_num_seqs of the longest requests."""
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """Steps by size, and what they compute in all.
+
+    A server counts sizes in bins. Its steps stand at their bin's upper bound, so that none is taken
+    for shorter than it was, and `real`, the exact sum, is less than that of the bounds.
+    """
+
+    counts: Sizes
+    real: int
+
+    @classmethod
+    def exactly(cls, counts: Sizes) -> "StepSizes":
+        return cls(counts, sum(size * count for size, count in counts.items()))
+
+    @classmethod
+    def at_bounds(cls, histogram: SizeHistogram) -> "StepSizes":
+        pairs = zip(histogram.bounds, histogram.counts, strict=True)
+        counts = {bound: count for bound, count in pairs if count}
+        return cls(counts, round(histogram.total))
 
 
 @dataclass(frozen=True)
 class Prompts:
     """`refused`: prompts that leave no room for an answer; a server refuses them, too."""
 
-    chunks: Sizes
+    chunks: StepSizes
     refused: int
 
 
-def chunk_sizes(
-    trace: Trace,
-    max_num_batched_tokens: int,
-    max_model_len: int | None,
-    rows: range | None = None,
-) -> Prompts:
-    """Prefill steps by their real tokens. `rows`: those of the trace; all without it."""
-    part = slice(None) if rows is None else slice(rows.start, rows.stop)
-    prompts: Sequence[int] = trace.prompt_tokens[part]
+def chunk_sizes(trace: Trace, limits: ServerLimits) -> Prompts:
+    """Prefill steps by their real tokens."""
+    prompts: Sequence[int] = trace.prompt_tokens
     to_compute: Iterable[int] = prompts
-    if trace.cached_tokens is not None:
-        # The last token of a prompt is computed whatever the cache has.
-        cached = map(min, trace.cached_tokens[part], (prompt - 1 for prompt in prompts))
+    if trace.cached_tokens is not None and limits.enable_prefix_caching:
+        cached = map(usable_cache, prompts, trace.cached_tokens, repeat(limits.block_size))
         to_compute = map(sub, prompts, cached)
     fits = len(prompts)
-    if max_model_len is not None:
-        to_compute = compress(to_compute, (prompt < max_model_len for prompt in prompts))
-        fits = sum(prompt < max_model_len for prompt in prompts)
-    return Prompts(chunked(Counter(to_compute), max_num_batched_tokens), len(prompts) - fits)
+    if (longest := limits.max_model_len) is not None:
+        to_compute = compress(to_compute, (prompt < longest for prompt in prompts))
+        fits = sum(prompt < longest for prompt in prompts)
+    chunks = chunked(Counter(to_compute), limits.max_num_batched_tokens)
+    return Prompts(StepSizes.exactly(chunks), len(prompts) - fits)
 
 
-def chunked(lengths: Sizes, max_num_batched_tokens: int) -> Counter[int]:
+def chunked(lengths: Sizes, most: int) -> Counter[int]:
+    """Each length in as few pieces as can be, of `most` and a rest."""
     chunks: Counter[int] = Counter()
     for length, count in lengths.items():
-        whole, rest = divmod(length, max_num_batched_tokens)
+        whole, rest = divmod(length, most)
         if whole:
-            chunks[max_num_batched_tokens] += whole * count
+            chunks[most] += whole * count
         if rest:
             chunks[rest] += count
     return chunks
 
 
-def chunk_sizes_of_server(
-    metrics: ServerMetrics, max_num_batched_tokens: int
-) -> tuple[Sizes | None, str]:
-    """What a running server counted, and which of its metrics that is."""
-    if metrics.chunk_tokens is not None:
-        # Of another server's last bucket, if limits have changed since.
-        sizes = metrics.chunk_tokens.spread()
-        return chunked(sizes, max_num_batched_tokens), "nxbucket_prefill_chunk_tokens"
-    if metrics.prompt_tokens is not None:
-        sizes = metrics.prompt_tokens.spread()
-        return chunked(sizes, max_num_batched_tokens), metrics.prompt_tokens_metric or "vllm"
-    return None, ""
-
-
 @dataclass(frozen=True)
 class Use:
-    """What a list of buckets makes of a workload."""
+    """What a list makes of a workload: in tokens for prefill, in sequences for decode."""
 
     buckets: tuple[int, ...]
     steps: int
     real: int
     executed: int
+    """Real and padding."""
 
     @property
     def padding_share(self) -> float:
         """Padding of all that is executed."""
         return 1 - self.real / self.executed if self.executed else 0.0
 
+    def as_json(self) -> dict[str, Any]:
+        return {"buckets": list(self.buckets), "padding_share": round(self.padding_share, 6)}
 
-def use_of(sizes: Sizes, buckets: Sequence[int]) -> Use:
+
+def use_of(sizes: StepSizes, buckets: Sequence[int]) -> Use:
     """Raises ValueError for a size above the last bucket."""
-    real = executed = steps = 0
-    for size, count in sizes.items():
+    executed = steps = 0
+    for size, count in sizes.counts.items():
         steps += count
-        real += size * count
         executed += get_bucket_for_count(size, buckets) * count
-    return Use(tuple(buckets), steps, real, executed)
+    return Use(tuple(buckets), steps, sizes.real, executed)
 
 
 def percentile_list(sizes: Sizes, count: int, grid: int, last: int) -> tuple[int, ...]:

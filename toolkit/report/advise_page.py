@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from nxbucket.toolkit.buckets import get_bucket_for_count
-from nxbucket.toolkit.choice.advise import Advice, Holdout
+from nxbucket.toolkit.choice.advise import Advice
+from nxbucket.toolkit.choice.holdout import Holdout
 from nxbucket.toolkit.choice.workload import Sizes, Use
 from nxbucket.toolkit.report.bucket_figure import Bar, Panel, paint_buckets
 from nxbucket.toolkit.report.numbers import count, percent, seconds, whole
@@ -75,7 +76,7 @@ def _shown(buckets: Sequence[int]) -> str:
 
 
 def _plots(advice: Advice) -> Iterator[Plot]:
-    phase, sizes = advice.phase, advice.sizes
+    phase, sizes = advice.phase, advice.sizes.counts
     lists = _all_lists(advice)
     chosen, powers = advice.best, lists["powers of two"]
     unit = UNIT[phase]
@@ -165,7 +166,7 @@ def _by_bucket(sizes: Sizes, buckets: Sequence[int]) -> dict[int, tuple[int, int
 
 def _panel(advice: Advice, name: str, use: Use) -> Panel:
     bars = []
-    for bucket, (steps, real) in _by_bucket(advice.sizes, use.buckets).items():
+    for bucket, (steps, real) in _by_bucket(advice.sizes.counts, use.buckets).items():
         padding = bucket * steps - real
         note = f"{percent(padding / (bucket * steps))} padding" if steps else "not used"
         bars.append(Bar(whole(bucket), real, padding, note))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nxbucket.toolkit.choice.costs import Phase
+from nxbucket.compile.program import Phase
 from nxbucket.toolkit.report.drawing import (
     Box,
     Sample,

@@ -3,8 +3,8 @@
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from nxbucket.compile.program import Phase
 from nxbucket.serve.policy import BucketUse
-from nxbucket.toolkit.choice.costs import Phase
 from nxbucket.toolkit.choice.simulator import Simulation
 from nxbucket.toolkit.report.bucket_figure import Bar, Panel, paint_buckets
 from nxbucket.toolkit.report.numbers import percent, seconds, tick_percent, whole

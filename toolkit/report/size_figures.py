@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from nxbucket.toolkit.choice.costs import Phase
+from nxbucket.compile.program import Phase
 from nxbucket.toolkit.choice.workload import Sizes, Use
 from nxbucket.toolkit.report.drawing import (
     Box,
