@@ -112,7 +112,6 @@ def test_what_our_server_tells(url: str) -> None:
     assert read.executions == {"prefill_s128": 5, "decode_b1": 7}
     assert read.prefill_padding == {128: (5, 190)}
     assert read.decode_padding == {1: (7, 0)}
-    assert read.model_names == ()
     assert read_metrics(f"{url}/metrics").executions == read_metrics(f"{url}/").executions
 
 
@@ -121,7 +120,6 @@ def test_engines_are_added_up(saved: Save) -> None:
     assert read.prompt_tokens == SizeHistogram((1, 200), (1, 3), 850.0, beyond=1)
     assert read.prompt_tokens_metric == "vllm:request_prompt_tokens"
     assert read.chunk_tokens is None and read.batch_seqs is None
-    assert read.model_names == ("tiny",)
 
 
 def test_what_the_prefix_cache_had_is_left_out_where_that_is_told(saved: Save) -> None:

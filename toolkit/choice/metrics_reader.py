@@ -80,7 +80,6 @@ class ServerMetrics:
     """Bucket -> (steps, padding tokens)."""
     decode_padding: dict[int, tuple[int, int]]
     """Bucket -> (steps, padding rows)."""
-    model_names: tuple[str, ...]
 
 
 def read_metrics(
@@ -106,7 +105,6 @@ def read_metrics(
         executions=samples.counts(EXECUTIONS, "program"),
         prefill_padding=samples.padding(PREFILL_PADDING),
         decode_padding=samples.padding(DECODE_PADDING),
-        model_names=samples.values_of("model_name"),
     )
     steps = [h for h in (metrics.chunk_tokens, metrics.batch_seqs) if h is not None and h.count]
     if not steps and prompts is None and not any(metrics.executions.values()):
@@ -153,10 +151,6 @@ class _Samples:
 
     def names_with(self, *prefixes: str) -> list[str]:
         return [name for name in self._samples if name.startswith(prefixes)]
-
-    def values_of(self, label: str) -> tuple[str, ...]:
-        series = (labels for by_labels in self._samples.values() for labels in by_labels)
-        return tuple(sorted({value for labels in series for key, value in labels if key == label}))
 
     def counts(self, name: str, label: str) -> dict[str, int]:
         """Of a counter, by one of its labels; the other labels are added up."""
