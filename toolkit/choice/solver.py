@@ -22,13 +22,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import accumulate, pairwise
-from math import ceil, floor
 
 INFINITY = 1 << 200
 """Above any cost: sizes, steps and costs have at most 60 bits each."""
-PRICE_ROUNDS = 2
+PRICE_UNIT = 1 << 32
+PRICE_ROUNDS = 3
 PRICE_BISECTIONS = 20
 
 
@@ -173,13 +172,16 @@ class _Bound:
     """What is still to come costs at least this, with a price on each unit of a budget.
 
     Lagrange's relaxation: whoever keeps the budgets pays no more than `price x what is left` for
-    the programs to come. Fractions are rounded to the side that keeps the bound true.
+    the programs to come. Prices are in 1/PRICE_UNIT, and rounded to the side that keeps the bound
+    true.
     """
 
-    def __init__(self, axes: Sequence[Axis], scale: int, prices: tuple[Fraction, ...]) -> None:
+    def __init__(self, axes: Sequence[Axis], scale: int, prices: tuple[int, ...]) -> None:
+        self._axes = axes
+        self._scale = scale
         self._prices = prices
         self._to_go = [
-            _CostToGo(axis, scale, [1 + floor(_dot(prices, used)) for used in axis.used])
+            _CostToGo(axis, scale, [1 + _dot(prices, used) // PRICE_UNIT for used in axis.used])
             for axis in axes
         ]
         self._whole = [to_go.cost[to_go.axis.max_programs][0] for to_go in self._to_go]
@@ -192,41 +194,55 @@ class _Bound:
             to_go = self._to_go[label.axis]
             more = to_go.axis.max_programs - label.count
             to_come += to_go.cost[more][label.at] - self._whole[label.axis]
-        return to_come - ceil(_dot(self._prices, left))
+        return to_come + -_dot(self._prices, left) // PRICE_UNIT
 
-    def used(self) -> tuple[int, ...]:
-        """By the lists that are cheapest at these prices."""
+    def cheapest(self) -> tuple[tuple[int, ...], int]:
+        """What the lists that are cheapest at these prices use, and what they cost without them."""
         total: tuple[int, ...] = (0,) * len(self._prices)
-        for to_go in self._to_go:
-            row = dict(zip(to_go.axis.candidates, to_go.axis.used, strict=True))
-            for bucket in to_go.buckets(to_go.axis.max_programs):
+        cost = 0
+        for axis, to_go in zip(self._axes, self._to_go, strict=True):
+            row = dict(zip(axis.candidates, axis.used, strict=True))
+            buckets = to_go.buckets(axis.max_programs)
+            for bucket in buckets:
                 total = _sum(total, row[bucket])
-        return total
+            cost += cost_of(axis, buckets) * self._scale + len(buckets)
+        return total, cost
 
 
-def _good_prices(axes: Sequence[Axis], scale: int, budgets: tuple[int, ...]) -> _Bound:
-    """Prices at which the cheapest lists about use up the budgets: there the bound is tightest.
+def _priced(axes: Sequence[Axis], scale: int, budgets: tuple[int, ...]) -> tuple[_Bound, int]:
+    """A tight bound, and the cost of lists that keep the budgets: nothing dearer is the answer.
 
-    One budget after the other, by bisection. Any prices are right; good ones save time.
+    The bound is tight at prices where the cheapest lists about use up the budgets: found for one
+    budget after the other, by bisection. Any prices are right; good ones save time.
     """
-    prices = [Fraction(0)] * len(budgets)
-    bound = _Bound(axes, scale, tuple(prices))
-    highest = scale * sum(cost_of(axis, axis.candidates[-1:]) for axis in axes)
+    prices = [0] * len(budgets)
+    least = INFINITY
+
+    def bound() -> tuple[_Bound, tuple[int, ...]]:
+        nonlocal least
+        made = _Bound(axes, scale, tuple(prices))
+        used, cost = made.cheapest()
+        if _keeps(used, budgets):
+            least = min(least, cost)
+        return made, used
+
+    made, used = bound()
+    highest = scale * sum(cost_of(axis, axis.candidates[-1:]) for axis in axes) * PRICE_UNIT
     for _ in range(PRICE_ROUNDS):
         for d, budget in enumerate(budgets):
-            low, high = Fraction(0), Fraction(highest, max(budget, 1))
+            low, high = 0, highest // max(budget, 1) + 1
             prices[d] = low
-            bound = _Bound(axes, scale, tuple(prices))
-            if bound.used()[d] <= budget:
+            made, used = bound()
+            if used[d] <= budget:
                 continue
             for _ in range(PRICE_BISECTIONS):
-                prices[d] = (low + high) / 2
-                bound = _Bound(axes, scale, tuple(prices))
-                if bound.used()[d] > budget:
+                prices[d] = (low + high) // 2
+                made, used = bound()
+                if used[d] > budget:
                     low = prices[d]
                 else:
                     high = prices[d]
-    return bound
+    return made, least
 
 
 def _within_budgets(axis: Axis, axes: Sequence[Axis], budgets: tuple[int, ...]) -> Axis:
@@ -245,8 +261,9 @@ class _Search:
         self._budgets = budgets
         # One more program is worth less than any saving: ties go to the shorter list.
         self._scale = sum(axis.max_programs for axis in axes) + 1
-        free = _Bound(axes, self._scale, (Fraction(0),) * len(budgets))
-        self._bounds = (free, _good_prices(axes, self._scale, budgets))
+        free = _Bound(axes, self._scale, (0,) * len(budgets))
+        priced, self._most = _priced(axes, self._scale, budgets)
+        self._bounds = (free, priced)
         self._open: list[tuple[int, int, int, _Label]] = []
         self._kept: dict[tuple[int, int], list[tuple[int, ...]]] = {}
         self._num_pushed = 0
@@ -284,10 +301,12 @@ class _Search:
 
     def _push(self, label: _Label) -> None:
         least = _sum(label.used, self._least_used[label.axis])
-        if any(u > budget for u, budget in zip(least, self._budgets, strict=True)):
+        if not _keeps(least, self._budgets):
             return
         left = tuple(b - u for b, u in zip(self._budgets, label.used, strict=True))
         estimate = label.cost + max(bound(label, left) for bound in self._bounds)
+        if estimate > self._most:
+            return
         # Ties by the order of making, which is the same on every run.
         self._num_pushed += 1
         heapq.heappush(self._open, (estimate, -label.axis, self._num_pushed, label))
@@ -325,8 +344,12 @@ def cost_of(axis: Axis, buckets: Iterable[int]) -> int:
     )
 
 
-def _dot(prices: tuple[Fraction, ...], amounts: tuple[int, ...]) -> Fraction:
-    return sum((p * a for p, a in zip(prices, amounts, strict=True)), Fraction(0))
+def _keeps(used: tuple[int, ...], budgets: tuple[int, ...]) -> bool:
+    return all(u <= budget for u, budget in zip(used, budgets, strict=True))
+
+
+def _dot(prices: tuple[int, ...], amounts: tuple[int, ...]) -> int:
+    return sum(p * a for p, a in zip(prices, amounts, strict=True))
 
 
 def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
