@@ -1,6 +1,7 @@
 """`nxbucket advise`, `simulate` and `drift`: which buckets, what they would do, when to change."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -219,7 +220,10 @@ def advise(
         if report is not None:
             output.print_note(f"wrote {report}")
         if write and spec is not None:
-            output.print_note(f"wrote the lists into {spec.path}; next: nxbucket compile")
+            given = "" if model_yaml is None else shlex.quote(str(model_yaml))
+            output.print_note(
+                f"wrote the lists into {spec.path}; next: nxbucket compile {given}".rstrip()
+            )
 
 
 @app.command(

@@ -157,6 +157,14 @@ def test_a_costs_file_that_is_wrong_names_the_key(run: Run, model: Path, tmp_pat
             "decode.step_s.1"
         ),
         '{"format": 2, "target": "t", "source": "s"}': "format",
+        '{"format": 1, "source": "s"}': "target: is missing",
+        '{"format": 1, "target": "t", "source": "a\\nb: c"}': "source: text on one line",
+        '{"format": 1, "target": "t", "source": "s", "decode": {"step_s": {"x": 1}}}': (
+            "decode.step_s.x: a bucket's size is wanted"
+        ),
+        '{"format": 1, "target": "t", "source": "s", "decode": {"step_s": {"1": true}}}': (
+            "decode.step_s.1: a number of seconds is wanted"
+        ),
         "[]": "the file",
     }
     for text, sentence in wrong.items():
@@ -239,7 +247,7 @@ def test_vllms_own_metrics_give_a_prefill_list_and_a_note(
     prompts = Histogram(
         "vllm:request_prompt_tokens", "", buckets=(1, 2, 5, 10, 20, 50, 100, 200), registry=registry
     )
-    for length in (15, 40, 90, 150):
+    for length in (15, 40, 90, 150, 700, 800):
         prompts.observe(length)
     file = tmp_path / "metrics.txt"
     file.write_text(generate_latest(registry).decode())
@@ -247,6 +255,8 @@ def test_vllms_own_metrics_give_a_prefill_list_and_a_note(
     assert found["prefill"]["buckets"][-1] == 128
     assert found["decode"] is None
     assert any("wide bins" in note for note in found["notes"])
+    assert any("2 of 6 prompts are above its last bin" in note for note in found["notes"])
+    assert found["prefill"]["steps"] > 2 * 700 // 128
 
 
 @pytest.mark.parametrize(
@@ -292,6 +302,30 @@ def test_simulate_compares_lists_and_policies(run: Run, requests: Path) -> None:
     assert "TTFT p50 / p95 / p99" in out
 
 
+@pytest.mark.parametrize(
+    ("text", "costs", "sentence"),
+    [
+        ("prompt_tokens\n5\n", {}, "no arrival times: it cannot be replayed"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,5,2\n90000000000,5,2\n", {}, "centuries"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,5,900000\n", {"1": 999999}, "centuries"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told(
+    run: Run, tmp_path: Path, text: str, costs: dict[str, float], sentence: str
+) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(text)
+    steps: dict[str, Any] = {"step_s": costs or {"1": 0.01}}
+    given = costs_file(tmp_path, prefill=steps, decode=steps)
+    limits = ("--max-num-batched-tokens", "64", "--max-num-seqs", "4")
+    for command in ("simulate", "advise"):
+        if command == "advise" and "cannot be replayed" in sentence:
+            continue
+        code, _, err = run(command, "--trace", str(file), *limits, "--costs", given)
+        assert code == 1
+        assert sentence in err
+
+
 def test_simulate_takes_model_files(run: Run, model: Path, requests: Path) -> None:
     found = of(run, "simulate", str(model), "--trace", str(requests), "--requests", "50")
     (scenario,) = found["scenarios"]
@@ -303,6 +337,7 @@ def test_simulate_takes_model_files(run: Run, model: Path, requests: Path) -> No
     ("arguments", "sentence"),
     [
         (("--prefill-buckets", "32,64"), "must be 128"),
+        (("--max-num-seqs", "200"), "is above --max-num-batched-tokens 128"),
         (("--prefill-buckets", "a,b"), "no list of whole numbers"),
         (("--decode-buckets", "4,2,8"), "must ascend"),
         (("--max-consecutive-prefills", "-1"), "below 0"),
@@ -429,6 +464,27 @@ def test_a_few_steps_decide_nothing(run: Run, locked: Path, tmp_path: Path) -> N
     found = of(run, "drift", "--metrics", few, "--lock", str(locked))
     assert not found["drifted"]
     assert not found["prefill"]["enough_steps"]
+
+
+def test_counters_that_contradict_each_other_decide_nothing(
+    run: Run, locked: Path, tmp_path: Path
+) -> None:
+    ours, theirs = (
+        metrics_text(chunks, {3: 5000}, PREFILL, DECODE).splitlines(keepends=True)
+        for chunks in ({70: 5000}, {70: 90})
+    )
+    name = "nxbucket_prefill_chunk_tokens"
+    mixed = [line for line in ours if name not in line] + [line for line in theirs if name in line]
+    file = tmp_path / "mixed.txt"
+    file.write_text("".join(mixed))
+    code, _, err = run("drift", "--metrics", str(file), "--lock", str(locked))
+    assert code == 1
+    assert "contradicts itself" in err
+
+
+def test_a_threshold_of_nothing_needs_a_saving(run: Run, locked: Path, tmp_path: Path) -> None:
+    arguments = ("drift", "--metrics", metrics_file(tmp_path, GOOD), "--lock", str(locked))
+    assert not of(run, *arguments, "--threshold", "0")["drifted"]
 
 
 def test_a_server_of_another_lock_is_refused(run: Run, locked: Path, tmp_path: Path) -> None:

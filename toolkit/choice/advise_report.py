@@ -155,7 +155,12 @@ def verdict(advice: Advice) -> str | None:
         return advice.cost(use) <= (1 + NIL_SHARE) * advice.cost(than)
 
     sentences = []
-    if is_as_good(usual, best):
+    if advice.cost(usual) < advice.cost(best):
+        sentences.append(
+            f"powers of two do better, with {len(usual.buckets)} entries: the budget or the grid "
+            "does not allow them"
+        )
+    elif is_as_good(usual, best):
         if len(best.buckets) < len(usual.buckets):
             sentences.append(
                 f"as good as powers of two with {len(best.buckets)} entries instead of "

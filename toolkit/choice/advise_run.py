@@ -15,6 +15,7 @@ from nxbucket.toolkit.choice.inputs import (
     check_entries,
     check_grid,
     costs_of,
+    counting,
     find_model_file,
     lists_of,
     note_on_target,
@@ -22,7 +23,7 @@ from nxbucket.toolkit.choice.inputs import (
     times_of,
     trace_of,
 )
-from nxbucket.toolkit.choice.metrics_reader import read_metrics
+from nxbucket.toolkit.choice.metrics_reader import SizeHistogram, read_metrics
 from nxbucket.toolkit.choice.price import (
     UNKNOWN,
     CompileSeconds,
@@ -85,7 +86,9 @@ def make_advice(options: AdviseOptions) -> tuple[AdviceReport, DeploySpec | None
     else:
         assert options.metrics is not None
         work = _of_server(options.metrics, options.api_key, server.limits)
-    prefill, decode = advise(goal, work.chunks, work.batches, server.lists)
+    with counting("choosing"):
+        prefill, decode = advise(goal, work.chunks, work.batches, server.lists)
+        holdouts = [] if trace is None else hold_out(goal, trace, server.lists)
     notes = list(work.notes)
     if spec is not None:
         notes += note_on_target(costs, spec.target)
@@ -102,7 +105,7 @@ def make_advice(options: AdviseOptions) -> tuple[AdviceReport, DeploySpec | None
         prefill=prefill,
         decode=decode,
         decode_from=work.batches_from,
-        holdouts=[] if trace is None else hold_out(goal, trace, server.lists),
+        holdouts=holdouts,
         price=None,
         notes=notes,
     )
@@ -238,11 +241,20 @@ def _of_server(source: str, api_key: str | None, limits: ServerLimits) -> _Workl
         )
     elif metrics.prompt_tokens is not None:
         metric = metrics.prompt_tokens_metric or ""
-        sizes = StepSizes.exactly(metrics.prompt_tokens.spread())
+        lengths = metrics.prompt_tokens.spread()
         notes.append(
             f"{metric} counts prompts in wide bins, over which they are spread evenly: the lists "
             "are as good as that; a trace, or an nxbucket server, says more"
         )
+        if beyond := metrics.prompt_tokens.beyond:
+            length = _length_beyond(metrics.prompt_tokens, limits.max_model_len)
+            lengths[length] = lengths.get(length, 0) + beyond
+            notes.append(
+                f"{beyond:,} of {metrics.prompt_tokens.count:,} prompts are above its last bin, "
+                f"{metrics.prompt_tokens.bounds[-1]} tokens; by the sum of all they are taken for "
+                f"{length} each"
+            )
+        sizes = StepSizes.exactly(lengths)
     else:
         raise TraceError(
             f"{source} has no prefill step and no prompt yet",
@@ -254,6 +266,14 @@ def _of_server(source: str, api_key: str | None, limits: ServerLimits) -> _Workl
         how = f"nxbucket_decode_batch_seqs of {source}"
     chunks = _at_most(sizes, limits.max_num_batched_tokens)
     return _Workload(f"{source} ({metric})", chunks, batches, how, notes=tuple(notes))
+
+
+def _length_beyond(histogram: SizeHistogram, max_model_len: int | None) -> int:
+    """The mean of what is above the last bin: what the sum of all leaves for it."""
+    below = sum(size * count for size, count in histogram.spread().items())
+    mean = round((histogram.total - below) / histogram.beyond)
+    longest = mean if max_model_len is None else max_model_len - 1
+    return max(histogram.bounds[-1] + 1, min(mean, longest))
 
 
 def _at_most(sizes: StepSizes, most: int) -> StepSizes:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nxbucket.toolkit.errors import UsageError
 
-Seconds = Annotated[float, Field(ge=0, lt=1e7, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, lt=1 << 50)]
 Line = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """Text that ends up in a comment of YAML."""
@@ -82,7 +82,8 @@ class Curve:
 def read_costs(file: Path) -> Costs:
     """Raises UsageError with the key that is wrong."""
     try:
-        content = json.loads(file.read_text())
+        text = file.read_text(encoding="utf-8-sig")
+        json.loads(text)
     except FileNotFoundError:
         hint = "nxbucket calibrate model.yaml --output costs.json measures target cpu"
         raise UsageError(f"no such file: {file}", hint=hint) from None
@@ -94,16 +95,28 @@ def read_costs(file: Path) -> Costs:
     except (OSError, UnicodeDecodeError, RecursionError) as err:
         raise UsageError(f"{file}: cannot be read: {err}", hint="name a costs file") from None
     try:
-        return Costs.model_validate(content)
+        return Costs.model_validate_json(text, strict=True)
     except ValidationError as err:
         first = err.errors()[0]
+        # pydantic puts [key] behind a key that is no size.
+        place = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the file"
         raise UsageError(
-            f"{file}: {_place(first['loc'])}: {first['msg']}", hint=_hint(first)
+            f"{file}: {place}: {_SAID.get(first['type'], first['msg'])}", hint=_hint(first)
         ) from None
 
 
-def _place(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in loc) or "the file"
+_SAID = {
+    "missing": "is missing",
+    "extra_forbidden": "no such key",
+    "float_type": "a number of seconds is wanted",
+    "int_type": "a whole number is wanted",
+    "int_parsing": "a bucket's size is wanted, as a whole number in quotes",
+    "string_type": "text is wanted",
+    "string_pattern_mismatch": "text on one line is wanted",
+    "model_type": "an object is wanted",
+    "dict_type": 'an object is wanted: {"128": 0.006}',
+    "finite_number": "a finite number is wanted",
+}
 
 
 def _hint(error: object) -> str:

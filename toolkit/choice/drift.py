@@ -67,7 +67,9 @@ class Drift:
 
     @property
     def drifted(self) -> bool:
-        return any(p.has_evidence and p.saving >= self.threshold for p in self.phases)
+        return any(
+            p.has_evidence and p.saving >= self.threshold and p.saving > 0 for p in self.phases
+        )
 
     @property
     def diff(self) -> str:
@@ -204,6 +206,15 @@ def _check_lists(
                 f"{options.metrics} runs {key} {foreign}, which {options.lock} does not have for "
                 f"{name}: the server was started from another lock",
                 hint="name the lock it was started from; GET /nxbucket/buckets shows its programs",
+            )
+        steps = sum(count for count, _ in padding.values())
+        counted = 0 if sizes is None else sizes.count
+        # A scrape in the middle of a step may see one counter and not yet the other.
+        if abs(steps - counted) > max(8, steps // 1000) or (sizes is not None and sizes.beyond):
+            raise TraceError(
+                f"{options.metrics} contradicts itself: {steps} steps by their padding, {counted} "
+                f"by their sizes ({key})",
+                hint="ask the server itself; metrics of several servers must not be mixed",
             )
 
 

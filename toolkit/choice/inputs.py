@@ -38,6 +38,12 @@ class LimitOptions:
 
     def check(self) -> None:
         """Raises UsageError."""
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and seqs is not None and seqs > tokens:
+            raise UsageError(
+                f"--max-num-seqs {seqs} is above --max-num-batched-tokens {tokens}",
+                hint="vLLM takes no such server: a decode step has a token of each sequence",
+            )
         for name in self.given():
             value = getattr(self, name)
             option = f"--{name.replace('_', '-')}"

@@ -29,6 +29,9 @@ from nxbucket.toolkit.choice.trace import Trace, usable_cache
 from nxbucket.toolkit.errors import TraceError
 from nxbucket.toolkit.spec import DeploySpec
 
+MAX_NS = (1 << 63) // 2
+"""What a column of 64 bits holds, and more than anybody replays."""
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -139,7 +142,7 @@ class Replay:
             if not self._running and not self._waiting:
                 if self._next_row >= len(self._trace):
                     return
-                yield self._idle()
+                yield self._checked(self._idle())
                 continue
             self._admission_was_asked = False
             prefilling = next((r for r in self._running if is_prefill(r)), None)
@@ -155,11 +158,20 @@ class Replay:
                 prefilling = self._waiting.popleft()
                 self._running.append(prefilling)
             if decision is Decision.DECODE:
-                yield self._decode()
+                yield self._checked(self._decode())
             elif prefilling is not None:
-                yield self._prefill(decision, prefilling)
+                yield self._checked(self._prefill(decision, prefilling))
             else:
                 raise AssertionError("a request waits, none runs, and none may be admitted")
+
+    def _checked(self, step: Step) -> Step:
+        if step.end_ns > MAX_NS:
+            raise TraceError(
+                f"{self._trace.name}: the replay goes beyond {MAX_NS // NS_PER_S} s, which is "
+                "centuries",
+                hint="look at the arrivals' unit and at the step times: both are in seconds",
+            )
+        return step
 
     def _decodes(self, request: _Request) -> bool:
         return not is_prefill(request) and has_next_token(request, self._limits.max_model_len)
@@ -258,7 +270,9 @@ class Replay:
             return 1
         steps = min(request.last_token - request.num_tokens for request in decoding)
         if self._next_row < len(self._trace):
-            # The step that is under way when a request comes is the last one.
+            # The step that is under way when a request comes is the last one. Steps of no time are
+            # all done before it comes.
             until = self._arrival_ns(self._next_row) - self._now_ns
-            steps = min(steps, max(1, -(-until // duration_ns)) if duration_ns else 1)
+            if duration_ns:
+                steps = min(steps, max(1, -(-until // duration_ns)))
         return steps
