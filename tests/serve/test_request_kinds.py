@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from servers import JSON_WITHOUT_SPACES, Server, nxbucket_serve
+from servers import JSON_WITHOUT_SPACES, Server, nxbucket_serve, run_nxbucket
 
 pytestmark = pytest.mark.engine
 
@@ -287,6 +287,33 @@ def test_metrics_show_padding_executions_state_and_held_back_requests(server: Se
     assert {f'nxbucket_prefill_chunk_tokens_bucket{{le="{b}.0"}}' for b in (32, 64, 128)} <= set(
         samples
     )
+
+
+def test_drift_and_advise_read_this_server(
+    server: Server, example: Path, artifact_env: dict[str, str]
+) -> None:
+    """By the server's own counters; whatever they say of so few requests."""
+    lock = str(example.with_suffix(".lock"))
+    done = run_nxbucket(
+        "drift", "--metrics", server.url, "--lock", lock, "--json", env=artifact_env
+    )
+    assert done.returncode in (0, 4), done.stderr
+    drift = json.loads(done.stdout)
+    samples = server.metrics()
+    for phase, metric in (
+        ("prefill", "nxbucket_prefill_chunk_tokens"),
+        ("decode", "nxbucket_decode_batch_seqs"),
+    ):
+        assert drift[phase]["steps"] == samples[f"{metric}_count"]
+        now = drift[phase]["now"]
+        share = 1 - samples[f"{metric}_sum"] / now["executed"]
+        assert now["padding_share"] == pytest.approx(share, abs=1e-6)
+        assert 0 <= drift[phase]["best"]["padding_share"] <= now["padding_share"]
+    advised = run_nxbucket(
+        "advise", str(example), "--metrics", server.url, "--json", env=artifact_env
+    )
+    assert advised.returncode == 0, advised.stderr
+    assert json.loads(advised.stdout)["prefill"]["steps"] == drift["prefill"]["steps"]
 
 
 def decode_steps(server: Server) -> float:
