@@ -45,13 +45,12 @@ def calibrate(
 
         file = model_or_lock_file(model_yaml)
         check_folder(costs_file)
-        warn_if_busy()
-        costs = measure(
-            file,
-            remote=remote,
-            check=lambda target: check_not_of_another(costs_file, target),
-            note=output.print_note,
-        )
+
+        def check(target: str) -> None:
+            check_not_of_another(costs_file, target)
+            warn_if_busy()
+
+        costs = measure(file, remote=remote, check=check, note=output.print_note)
         write_costs(costs, costs_file)
         if as_json:
             output.print_json(

@@ -184,7 +184,7 @@ def main() -> None:
         raise
     except KeyboardInterrupt:
         _end_interrupted()
-    except BrokenPipeError:
+    except (BrokenPipeError, output.ReaderGone):
         # Python flushes stdout once more on its way out; there must be something to flush to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)

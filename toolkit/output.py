@@ -73,6 +73,10 @@ def _mark(word: str, colour: str, stream: TextIO) -> str:
     return f"\x1b[{colour}m{word}\x1b[0m"
 
 
+class ReaderGone(Exception):
+    """Whoever read our output has closed it. No OSError, which click would end with exit code 1."""
+
+
 @contextmanager
 def errors_as_json(wanted: bool) -> Iterator[None]:
     """Under --json a known error is the one JSON object on stdout; the exit code stays the same.
@@ -83,7 +87,7 @@ def errors_as_json(wanted: bool) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
-            raise
+            raise ReaderGone from None
         except OSError as err:
             where = f"{err.filename}: " if err.filename else ""
             raise EnvironmentProblem(
