@@ -13,6 +13,11 @@ two loads: twice what the simulator says the server can do, and 60 % of it. Prom
     wall    in this process, on the wall clock
     http    `nxbucket serve` and an asyncio client of it that streams, on the wall clock
 
+The large temporaries of a decode go back to the kernel and are faulted in again at each step, or
+not, as the heap lies; that makes step times differ from process to process. To do without:
+
+    MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=268435456
+
 Predicted and measured have the same trace and times of the same kind of clock. Reported is the
 median of the rounds. TTFT is from the request's arrival to its first token, TPOT the mean time
 between tokens of a request.
