@@ -80,6 +80,15 @@ Requests = Annotated[
 ]
 
 
+Servers = Annotated[
+    int,
+    typer.Option(
+        "--servers",
+        help="How many servers the trace's requests are spread over: one gets every so many'th.",
+    ),
+]
+
+
 @app.command(
     epilog=examples(
         "nxbucket advise --trace azure_conv_2023 --max-num-batched-tokens 8192 --max-programs 7",
@@ -109,7 +118,7 @@ def advise(
         typer.Option(
             "--max-programs",
             help="Entries of each list at most; as many as it has now (or powers of two have) when "
-            "left out.",
+            "left out, and for decode not more than those.",
             show_default=False,
         ),
     ] = None,
@@ -117,7 +126,7 @@ def advise(
         int | None,
         typer.Option(
             "--max-decode-programs",
-            help="Of the decode list, where it is not --max-programs.",
+            help="Of the decode list; it may be more than it has now.",
             show_default=False,
         ),
     ] = None,
@@ -150,6 +159,7 @@ def advise(
         ),
     ] = None,
     requests: Requests = None,
+    servers: Servers = 1,
     write: Annotated[
         bool,
         typer.Option("--write", help="Put the lists into the model file; its comments stay."),
@@ -177,7 +187,7 @@ def advise(
                 f"--write, and --{option.replace('_', '-')} is not the model file's",
                 hint=f"set {option} in the model file first, and leave the option out",
             )
-        memory = max_program_memory
+        memory, wrote = max_program_memory, False
         options = AdviseOptions(
             model_yaml=model_yaml,
             trace=trace,
@@ -192,6 +202,7 @@ def advise(
             costs=costs,
             roofline=roofline,
             minimize=minimize,
+            servers=servers,
             api_key=os.environ.get("VLLM_API_KEY"),
         )
         if report is not None:
@@ -210,7 +221,9 @@ def advise(
             from nxbucket.toolkit.yaml_edit import write_bucket_lists
 
             assert spec is not None
+            before = spec.path.read_bytes()
             write_bucket_lists(spec.path, found.lists)
+            wrote = spec.path.read_bytes() != before
         if as_json:
             output.print_json(advice_as_json(found))
         else:
@@ -219,7 +232,9 @@ def advise(
             output.print_note(note)
         if report is not None:
             output.print_note(f"wrote {report}")
-        if write and spec is not None:
+        if write and spec is not None and not wrote:
+            output.print_note(f"{spec.path} has these lists already")
+        elif write and spec is not None:
             given = "" if model_yaml is None else shlex.quote(str(model_yaml))
             output.print_note(
                 f"wrote the lists into {spec.path}; next: nxbucket compile {given}".rstrip()
@@ -277,6 +292,7 @@ def simulate(
     costs: CostsFile = None,
     roofline: Roofline = None,
     requests: Requests = None,
+    servers: Servers = 1,
     report: Report = None,
     as_json: Json = False,
 ) -> None:
@@ -304,6 +320,7 @@ def simulate(
                 costs=costs,
                 roofline=roofline,
                 requests=requests,
+                servers=servers,
             )
         )
         sources = list(dict.fromkeys(times.source for times in done.times))
@@ -402,5 +419,4 @@ def drift(
         for note in found.notes:
             output.print_note(note)
         if found.drifted:
-            output.print_note("the lists have drifted: exit code 4")
             raise typer.Exit(EXIT_DRIFTED)

@@ -57,12 +57,14 @@ def profiles_ls(
             target = target_of(instance)
         found = all_profiles()
         if model is not None:
-            found = match(model, instance, target)
+            found = match(model, instance, target, found)
         elif instance is not None:
             found = matching_instance(found, instance, target)
         if as_json:
             output.print_json({"ok": True, "profiles": [_as_json(profile) for profile in found]})
             return
+        if not found:
+            output.print_note("no profile matches; `nxbucket profiles ls` has them all")
         head = ("name", "model", "instance", "TP", "prefill buckets", "decode buckets", "today")
         output.print_table([head, *map(_row, found)])
 

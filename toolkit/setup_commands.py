@@ -58,7 +58,11 @@ def init(
     today; what was taken from it is said.
     """
     with output.errors_as_json(as_json):
+        from nxbucket.compile.cost import memory_of
+        from nxbucket.compile.host_memory import available_bytes
+        from nxbucket.compile.plan import plan_programs
         from nxbucket.toolkit.init import write_model_file
+        from nxbucket.toolkit.plan_report import memory_warning
 
         notes: list[str] = []
         spec = write_model_file(
@@ -79,6 +83,9 @@ def init(
             )
             return
         output.print_data(str(spec.path))
+        memory = memory_of(plan_programs(spec))
+        if warning := memory_warning(spec, memory, available_bytes()):
+            output.print_warning(warning)
         for note in (*notes, *spec.notes):
             output.print_note(note)
         output.print_note(f"{programs} programs; next: nxbucket compile {file}")

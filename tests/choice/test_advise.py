@@ -12,7 +12,7 @@ from nxbucket.toolkit.choice.advise import Goal, advise, grid_of, make_goal
 from nxbucket.toolkit.choice.advise_report import advice_text, verdict
 from nxbucket.toolkit.choice.advise_run import AdviseOptions, make_advice
 from nxbucket.toolkit.choice.costs import Curve
-from nxbucket.toolkit.choice.holdout import decode_batches, hold_out
+from nxbucket.toolkit.choice.holdout import batches_of, hold_out, replay_of
 from nxbucket.toolkit.choice.inputs import LimitOptions
 from nxbucket.toolkit.choice.step_times import ASSUMED, StepTimes
 from nxbucket.toolkit.choice.trace import Trace
@@ -87,7 +87,7 @@ def test_a_list_chosen_on_the_first_half_serves_the_second() -> None:
 def test_decode_batches_come_from_a_replay_and_a_gain_of_nothing_is_called_that() -> None:
     wanted = goal(8192, 4, 128)
     trace = shipped("azure_conv_2023")
-    batches = decode_batches(trace, wanted.limits, ASSUMED, {})
+    batches = batches_of(replay_of(trace, wanted.limits, ASSUMED, {}))
     assert batches is not None
     assert set(batches.counts) <= set(range(1, 9))
     _, decode = advise(wanted, chunk_sizes(trace, wanted.limits).chunks, batches)

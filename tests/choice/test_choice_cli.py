@@ -89,6 +89,7 @@ def test_write_puts_the_lists_into_the_model_file_and_the_comments_stay(
     comments = [line for line in before.splitlines() if line.lstrip().startswith("#")]
     assert [line for line in model.read_text().splitlines() if line in comments] == comments
     assert run("validate", str(model))[0] == 0
+    assert "has these lists already" in run(*arguments, "--write")[2]
     again = of(run, *arguments)
     assert again["to_compile"]["new"] == again["to_compile"]["dropped"] == []
 
@@ -326,6 +327,54 @@ def test_what_cannot_be_replayed_is_told(
         assert sentence in err
 
 
+def test_a_server_that_cannot_keep_up_is_said_and_a_share_of_the_traffic_helps(run: Run) -> None:
+    chat = ("--trace", "azure_conv_2023", "--max-num-batched-tokens", "8192", "--requests", "4000")
+    found = of(run, "simulate", *chat)
+    assert any("the server cannot keep up" in note for note in found["notes"])
+    shared = of(run, "simulate", *chat, "--servers", "4")
+    assert shared["scenarios"][0]["requests"] == 1000
+    assert not any("cannot keep up" in note for note in shared["notes"])
+    advised = of(run, "advise", *chat)
+    assert any("--servers 2 looks at a share" in note for note in advised["notes"])
+    fewer = of(run, "advise", *chat, "--servers", "4")
+    assert fewer["prefill"] == advised["prefill"], "lengths are those of all"
+    assert fewer["decode"]["steps"] < advised["decode"]["steps"]
+    assert run("simulate", *chat, "--servers", "0")[0] == 2
+
+
+def test_the_model_file_here_counts_beside_an_option(
+    run: Run, model: Path, requests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    found = of(run, "advise", "--trace", str(requests), "--max-num-batched-tokens", "64")
+    assert found["limits"] == {
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 4,
+        "max_model_len": found["limits"]["max_model_len"],
+    }
+    assert "now" in found["decode"]["compared"]
+
+
+def test_a_servers_counters_say_nothing_of_longer_steps(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    code, _, err = run(
+        *("advise", str(model), "--metrics", metrics_file(tmp_path, GOOD)),
+        *("--max-num-batched-tokens", "256"),
+    )
+    assert code == 2
+    assert "cuts prompts into steps of 128 tokens at most" in err
+
+
+def test_columns_that_mean_nothing_are_named_where_something_is_missing(
+    run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("when,prompt_len,answer\n0,5,2\n")
+    found = of(run, "advise", "--trace", str(file), "--max-num-batched-tokens", "64")
+    assert "there is no arrival_s and output_tokens; not used: when, answer" in found["notes"]
+
+
 def test_simulate_takes_model_files(run: Run, model: Path, requests: Path) -> None:
     found = of(run, "simulate", str(model), "--trace", str(requests), "--requests", "50")
     (scenario,) = found["scenarios"]
@@ -402,6 +451,7 @@ def test_lists_that_have_drifted_are_exit_code_4_and_a_diff(
     assert found["to_compile"]["compile_s"] is not None
     code, out, _ = run(*arguments, "--grid", "8")
     assert code == 4
+    assert out.startswith("drifted: other lists would save 5.00 % or more of a phase")
     assert "-  num_batched_tokens_buckets: [32, 64, 128]" in out
     assert "+  num_batched_tokens_buckets: [72, 128]" in out
     assert of(run, *arguments, "--grid", "8", "--threshold", "0.5")["drifted"] is False
@@ -464,6 +514,7 @@ def test_a_few_steps_decide_nothing(run: Run, locked: Path, tmp_path: Path) -> N
     found = of(run, "drift", "--metrics", few, "--lock", str(locked))
     assert not found["drifted"]
     assert not found["prefill"]["enough_steps"]
+    assert found["verdict"] == "undecided: fewer than 1000 steps"
 
 
 def test_counters_that_contradict_each_other_decide_nothing(

@@ -19,7 +19,7 @@ from nxbucket.compile.build import build
 from nxbucket.compile.cache import ArtifactCache, choose_cache
 from nxbucket.toolkit.choice.advise import Advice, advise, make_goal
 from nxbucket.toolkit.choice.deployments import deployment_of
-from nxbucket.toolkit.choice.holdout import Holdout, decode_batches, hold_out
+from nxbucket.toolkit.choice.holdout import Holdout, batches_of, hold_out, replay_of
 from nxbucket.toolkit.choice.simulator import Simulation, Timeline, simulate
 from nxbucket.toolkit.choice.step_times import ASSUMED
 from nxbucket.toolkit.choice.trace import Trace
@@ -81,7 +81,7 @@ def inputs() -> Inputs:
     goal = make_goal(LIMITS, ASSUMED, max_prefill_entries=6, max_decode_entries=4, grid=32)
     now: Lists = {"prefill": (512, 2048)}
     running = deployment_of(LIMITS, trace, now)
-    batches = decode_batches(trace, LIMITS, ASSUMED, now)
+    batches = batches_of(replay_of(trace, LIMITS, ASSUMED, now))
     assert batches is not None
     prefill, decode = advise(goal, chunk_sizes(trace, LIMITS).chunks, batches, now)
     assert decode is not None

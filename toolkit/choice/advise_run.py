@@ -3,17 +3,18 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nxbucket.toolkit.buckets import show
+from nxbucket.toolkit.buckets import get_default_num_seqs_buckets, show
 from nxbucket.toolkit.choice.advise import Goal, ListGoal, Minimizes, advise, grid_of, make_goal
 from nxbucket.toolkit.choice.advise_report import AdviceReport
 from nxbucket.toolkit.choice.costs import Costs, Curve
-from nxbucket.toolkit.choice.holdout import MAX_REPLAYED, decode_batches, hold_out
+from nxbucket.toolkit.choice.holdout import batches_of, hold_out, replay_of
 from nxbucket.toolkit.choice.inputs import (
     NO_LIMITS,
     LimitOptions,
     Server,
     check_entries,
     check_grid,
+    check_servers,
     costs_of,
     counting,
     find_model_file,
@@ -56,6 +57,7 @@ class AdviseOptions:
     costs: Path | None = None
     roofline: str | None = None
     minimize: Minimizes | None = None
+    servers: int = 1
     api_key: str | None = None
 
 
@@ -82,13 +84,13 @@ def make_advice(options: AdviseOptions) -> tuple[AdviceReport, DeploySpec | None
     trace = None
     if options.trace is not None:
         trace = trace_of(options.trace, options.requests)
-        work = _of_trace(trace, server, times)
+        work = _of_trace(trace, server, times, options.servers)
     else:
         assert options.metrics is not None
         work = _of_server(options.metrics, options.api_key, server.limits)
     with counting("choosing"):
         prefill, decode = advise(goal, work.chunks, work.batches, server.lists)
-        holdouts = [] if trace is None else hold_out(goal, trace, server.lists)
+        holdouts = [] if trace is None else hold_out(goal, trace, server.lists, options.servers)
     notes = list(work.notes)
     if spec is not None:
         notes += note_on_target(costs, spec.target)
@@ -144,6 +146,7 @@ def _check(options: AdviseOptions) -> None:
     check_entries("--max-programs", options.max_programs)
     check_entries("--max-decode-programs", options.max_decode_programs)
     check_grid(options.grid)
+    check_servers(options.servers)
     minutes = options.max_compile_minutes
     if minutes is not None and not 0 < minutes < 1e6:
         raise UsageError(f"--max-compile-minutes is {minutes}", hint="more than 0")
@@ -168,7 +171,7 @@ def _goal(
         times,
         lists=server.lists,
         max_prefill_entries=most,
-        max_decode_entries=options.max_decode_programs or most,
+        max_decode_entries=options.max_decode_programs or _at_most_as_now(most, server),
         grid=options.grid or grid_of(server.lists.get("prefill", ())),
         minimizes=minimizes,
     )
@@ -192,6 +195,14 @@ def _goal(
     return replace(goal, prefill=prefill, decode=decode)
 
 
+def _at_most_as_now(most: int | None, server: Server) -> int | None:
+    """--max-programs is meant for prefill, where entries save; decode gets no more than it has."""
+    if most is None:
+        return None
+    usual = get_default_num_seqs_buckets(server.limits.max_num_seqs)
+    return min(most, len(server.lists.get("decode", usual)))
+
+
 def _with_memory(
     costs: Costs | None, prefill: ListGoal, decode: ListGoal
 ) -> tuple[ListGoal, ListGoal]:
@@ -207,7 +218,7 @@ def _with_memory(
     )
 
 
-def _of_trace(trace: Trace, server: Server, times: StepTimes) -> _Workload:
+def _of_trace(trace: Trace, server: Server, times: StepTimes, servers: int) -> _Workload:
     prompts = chunk_sizes(trace, server.limits)
     if not prompts.chunks.counts:
         raise TraceError(
@@ -215,17 +226,26 @@ def _of_trace(trace: Trace, server: Server, times: StepTimes) -> _Workload:
             f"{server.limits.max_model_len} or longer: a server refuses them all",
             hint="raise max_model_len, or give another trace",
         )
-    batches = decode_batches(trace, server.limits, times, server.lists)
-    if batches is not None:
-        lists = "the model file's lists" if "decode" in server.lists else "powers of two"
-        replayed = min(len(trace), MAX_REPLAYED)
-        how = f"simulated, {replayed:,} requests with {lists}; step times {times.source}"
-    elif trace.can_be_replayed:
+    notes = list(trace.notes)
+    replay = replay_of(trace, server.limits, times, server.lists, servers)
+    batches = batches_of(replay)
+    if replay is None:
+        missing = "arrival times" if trace.arrival_s is None else "output lengths"
+        how = f"unknown: the trace has no {missing}"
+    elif batches is None:
         how = "none: each answer is one token, which the prefill yields"
     else:
-        how = "unknown: the trace has no arrival times, or no output lengths"
+        lists = "the model file's lists" if "decode" in server.lists else "powers of two"
+        share = "" if servers == 1 else f", one of {servers} servers"
+        how = f"simulated, {len(replay.rows):,} requests with {lists}{share}; step times "
+        how += times.source
+        if replay.overload:
+            notes.append(
+                f"{replay.overload}; decode batches are full for want of room, not by what is "
+                f"asked: --servers {2 * servers} looks at a share of the traffic"
+            )
     return _Workload(
-        trace.name, prompts.chunks, batches, how, len(trace), prompts.refused, trace.notes
+        trace.name, prompts.chunks, batches, how, len(trace), prompts.refused, tuple(notes)
     )
 
 
@@ -235,6 +255,13 @@ def _of_server(source: str, api_key: str | None, limits: ServerLimits) -> _Workl
     if metrics.chunk_tokens is not None and metrics.chunk_tokens.count:
         metric = "nxbucket_prefill_chunk_tokens"
         sizes = StepSizes.at_bounds(metrics.chunk_tokens)
+        cut_at = metrics.chunk_tokens.bounds[-1]
+        if limits.max_num_batched_tokens > cut_at:
+            raise UsageError(
+                f"{source} cuts prompts into steps of {cut_at} tokens at most; how they would be "
+                f"cut at {limits.max_num_batched_tokens} cannot be seen there",
+                hint="choose by a trace, or leave max_num_batched_tokens as that server has it",
+            )
         notes.append(
             "a server counts steps in bins: each stands at its bin's upper end here, and padding "
             "shares are exact, from the server's sums"

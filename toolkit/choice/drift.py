@@ -72,6 +72,16 @@ class Drift:
         )
 
     @property
+    def verdict(self) -> str:
+        if self.drifted:
+            return f"drifted: other lists would save {percent(self.threshold)} or more of a phase"
+        few = [p.phase for p in self.phases if not p.has_evidence]
+        if len(few) == len(self.phases):
+            return f"undecided: fewer than {MIN_STEPS} steps"
+        unknown = f"; {few[0]} has fewer than {MIN_STEPS} steps" if few else ""
+        return f"good: no phase would save {percent(self.threshold)}{unknown}"
+
+    @property
     def diff(self) -> str:
         """Of the model file's lines: empty if the lists are the best already."""
         before, after = (_lines(self.phases, which) for which in ("now", "best"))
@@ -84,6 +94,7 @@ class Drift:
         return {
             "ok": True,
             "drifted": self.drifted,
+            "verdict": self.verdict,
             "metrics": self.source,
             "lock": str(self.lock),
             "target": self.target,
@@ -238,7 +249,7 @@ def _phase(
 
 def drift_text(drift: Drift) -> str:
     """A line for each phase, what changing costs, and the diff."""
-    lines = []
+    lines = [drift.verdict]
     for p in drift.phases:
         few = "" if p.has_evidence else f"; only {p.now.steps} steps, {MIN_STEPS} are wanted"
         of_what = "its time" if drift.minimizes == "time" else f"the {UNIT_OF[p.phase]} it executes"

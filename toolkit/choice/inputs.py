@@ -58,11 +58,11 @@ def find_model_file(given: Path | None, options: LimitOptions) -> Path | None:
     """None for a workload looked at without a model. Raises UsageError if nothing has limits."""
     if given is not None:
         return given
-    if options.max_num_batched_tokens is not None:
-        return None
     beside = Path(DEFAULT_MODEL_FILE)
     if beside.exists():
         return beside
+    if options.max_num_batched_tokens is not None:
+        return None
     raise UsageError(
         f"no {DEFAULT_MODEL_FILE} in {Path.cwd()}, and no limits",
         hint="name the model file, or give --max-num-batched-tokens (and --max-num-seqs)",
@@ -129,6 +129,12 @@ def check_grid(grid: int | None) -> None:
     """Raises UsageError."""
     if grid is not None and grid < 1:
         raise UsageError(f"--grid is {grid}", hint="1 or more, e.g. 128")
+
+
+def check_servers(servers: int) -> None:
+    """Raises UsageError."""
+    if servers < 1:
+        raise UsageError(f"--servers is {servers}", hint="1 or more")
 
 
 def trace_of(given: str, requests: int | None) -> Trace:

@@ -15,6 +15,7 @@ from nxbucket.toolkit.choice.deployments import deployment_of
 from nxbucket.toolkit.choice.inputs import (
     NO_LIMITS,
     LimitOptions,
+    check_servers,
     costs_of,
     counting,
     find_model_file,
@@ -26,7 +27,7 @@ from nxbucket.toolkit.choice.inputs import (
 from nxbucket.toolkit.choice.replay import Deployment
 from nxbucket.toolkit.choice.simulator import Simulation, simulate
 from nxbucket.toolkit.choice.step_times import StepTimes
-from nxbucket.toolkit.choice.trace import Trace
+from nxbucket.toolkit.choice.trace import Trace, share_of
 from nxbucket.toolkit.errors import UsageError
 
 MAX_SCENARIOS = 16
@@ -45,6 +46,7 @@ class SimulateOptions:
     costs: Path | None = None
     roofline: str | None = None
     requests: int | None = None
+    servers: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def run_simulations(options: SimulateOptions) -> Simulated:
     files: list[Path | None] = [*options.model_files]
     if not files:
         files.append(find_model_file(None, options.limits))
-    trace = trace_of(options.trace, options.requests)
+    check_servers(options.servers)
+    trace = share_of(trace_of(options.trace, options.requests), options.servers)
     notes = list(trace.notes)
     scenarios: list[tuple[Deployment, StepTimes]] = []
     for file in files:
@@ -81,6 +84,8 @@ def run_simulations(options: SimulateOptions) -> Simulated:
     for scenario, times in scenarios:
         with counting(f"replaying {scenario.name}") as progress:
             simulations.append(simulate(trace, scenario, times, progress))
+        if sentence := simulations[-1].overload:
+            notes.append(sentence)
     return Simulated(trace, [times for _, times in scenarios], simulations, notes)
 
 
@@ -101,13 +106,13 @@ def _varied(base: Deployment, options: SimulateOptions) -> list[Deployment]:
     varied = []
     for prefill_list, decode_list, count in product(prefill, decode, consecutive):
         given = []
-        if options.prefill_lists:
+        if len(prefill) > 1:
             given.append(f"prefill {','.join(map(str, prefill_list))}")
-        if options.decode_lists:
+        if len(decode) > 1:
             given.append(f"decode {','.join(map(str, decode_list))}")
-        if options.max_consecutive_prefills:
+        if len(consecutive) > 1:
             given.append(f"max_consecutive_prefills {count}")
-        of_model = [base.name] if options.model_files or not given else []
+        of_model = [base.name] if len(options.model_files) > 1 or not given else []
         varied.append(
             replace(
                 base,

@@ -63,6 +63,24 @@ class Simulation:
         return len(self.rows) / self.end_s if self.end_s else 0.0
 
     @property
+    def overload(self) -> str | None:
+        """A sentence, if the server cannot keep up: its figures are then those of a queue that
+        grows for as long as requests come."""
+        if not self.rows:
+            return None
+        last = self.arrival_s[-1]
+        behind = self.end_s - last
+        usual = sorted(self.latency_s)[len(self.latency_s) // 2]
+        # With room to spare the last answers come soon after the last request.
+        has_room = self.phase_s["idle"] > 0.01 * self.end_s or behind <= 0.1 * last
+        if has_room or last == 0:
+            return None
+        return (
+            f"{self.deployment.name}: the server cannot keep up; {behind:,.0f} s of work are left "
+            f"when the last request comes, and half of all take {usual:,.0f} s or longer"
+        )
+
+    @property
     def queue_mean(self) -> float:
         """Requests waiting, over all time."""
         total = sum(self.queue_s.values())

@@ -43,9 +43,14 @@ def usable_cache(prompt_tokens: int, cached_tokens: int, block_size: int) -> int
     return min(cached_tokens, prompt_tokens - 1) // block_size * block_size
 
 
+def share_of(trace: Trace, servers: int) -> Trace:
+    """What one of `servers` gets of the traffic of all: each of them in turn."""
+    return trace if servers == 1 else part_of(trace, range(0, len(trace), servers))
+
+
 def part_of(trace: Trace, rows: range) -> Trace:
     """Some rows as a trace of its own, its clock starting with its first request."""
-    part = slice(rows.start, rows.stop)
+    part = slice(rows.start, rows.stop, rows.step)
     arrivals = trace.arrival_s[part] if trace.arrival_s is not None else None
     if arrivals:
         first = arrivals[0]

@@ -67,6 +67,8 @@ class Columns:
     names: dict[Role, str]
     """As the file spells them."""
     milliseconds: bool = False
+    ignored: tuple[str, ...] = ()
+    """Names that mean nothing here."""
 
     @classmethod
     def of(cls, roles: Sequence[Role]) -> "Columns":
@@ -98,7 +100,8 @@ def find_columns(names: Sequence[str], file: Path, line: int, *, noun: str = "co
     is_ms = "arrival" in at and (
         _plain(names[at["arrival"]]) in map(_plain, _MILLISECONDS) or _plain(_OF_MOONCAKE) in plain
     )
-    return Columns(at, {role: names[index] for role, index in at.items()}, is_ms)
+    ignored = tuple(name for name in names if role_of(name) is None)
+    return Columns(at, {role: names[index] for role, index in at.items()}, is_ms, ignored)
 
 
 def role_of(name: str) -> Role | None:
@@ -334,6 +337,12 @@ class Rows:
         units = []
         if self.columns.milliseconds:
             units.append(f"{self._name('arrival')} was read as milliseconds")
+        ignored = self.columns.ignored
+        missing: list[Role] = [r for r in ("arrival", "output") if r not in self.columns.at]
+        if ignored and missing:
+            wanted = " and ".join(canonical(role) for role in missing)
+            listed = ", ".join(show(name, 40) for name in ignored[:8])
+            units.append(f"there is no {wanted}; not used: {listed}")
         return Trace(
             name=self.file.name,
             prompt_tokens=self.arrays["prompt"],

@@ -22,6 +22,12 @@ from nxbucket.toolkit.report.size_figures import (
 from nxbucket.toolkit.report.svg import draw
 
 _HEADING = {"prefill": "Prefill: prompt tokens per step", "decode": "Decode: sequences per step"}
+_LINE = {
+    "tokens": "The line is the best that a list of so many programs can do; where it is flat, "
+    "further programs cost compile time and memory for nothing.",
+    "time": "The line is the padding of the lists that take the least time: another list may pad "
+    "less and take longer.",
+}
 _NAMES = {"powers_of_two": "powers of two", "percentiles": "percentiles", "now": "now"}
 
 
@@ -118,10 +124,9 @@ def _plots(advice: Advice) -> Iterator[Plot]:
             f"Padding against the number of {phase} programs",
             lambda width: paint_curve(width, phase, advice.curve, points),
         ),
-        f"The line is the best that a list of so many programs can do; where it is flat, further "
-        f"programs cost compile time and memory for nothing. The chosen list has "
-        f"{len(chosen.buckets)} and pads {percent(chosen.padding_share)}; powers of two have "
-        f"{len(powers.buckets)} and pad {percent(powers.padding_share)}.",
+        f"{_LINE[advice.minimizes]} The chosen list has {len(chosen.buckets)} and pads "
+        f"{percent(chosen.padding_share)}; powers of two have {len(powers.buckets)} and pad "
+        f"{percent(powers.padding_share)}.",
         Table(
             ("programs", "padding", "buckets"),
             [

@@ -163,7 +163,7 @@ def _column(
                 axes,
                 [Box(0, i + 0.82, at, i + 0.18)],
                 fill,
-                hatch="...." if estimated else None,
+                hatch="////" if estimated else None,
                 hatch_colour=program.phase if estimated else None,
                 outline=program.phase if estimated else None,
             )
