@@ -20,6 +20,7 @@ from nxbucket.toolkit import (
     cache_commands,
     calibrate_commands,
     choice_commands,
+    drift_commands,
     hlo_commands,
     inspect_commands,
     output,
@@ -62,6 +63,7 @@ app = typer.Typer(
 app.add_typer(artifact_commands.app)
 app.add_typer(cache_commands.app, name="cache")
 app.add_typer(choice_commands.app)
+app.add_typer(drift_commands.app)
 app.add_typer(calibrate_commands.app)
 app.add_typer(plan_commands.app)
 app.add_typer(profile_commands.app, name="profiles")

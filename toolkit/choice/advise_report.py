@@ -157,28 +157,31 @@ def verdict(advice: Advice) -> str | None:
     sentences = []
     if advice.cost(usual) < advice.cost(best):
         sentences.append(
-            f"powers of two do better, with {len(usual.buckets)} entries: the budget or the grid "
-            "does not allow them"
+            f"powers of two do better, with {_entries(usual)}: the budget or the grid does not "
+            "allow them"
         )
     elif is_as_good(usual, best):
         if len(best.buckets) < len(usual.buckets):
             sentences.append(
-                f"as good as powers of two with {len(best.buckets)} entries instead of "
-                f"{len(usual.buckets)}"
+                f"as good as powers of two with {_entries(best)} instead of {len(usual.buckets)}"
             )
         else:
             sentences.append(
-                f"nothing to gain over powers of two ({len(usual.buckets)} entries, "
+                f"nothing to gain over powers of two ({_entries(usual)}, "
                 f"{percent(usual.padding_share)} padding)"
             )
     # A list chosen under a budget need not be on the curve.
     few = next((use for use in advice.curve if is_as_good(use, best)), best)
     if len(few.buckets) < len(best.buckets):
         sentences.append(
-            f"{list(few.buckets)} would nearly do, with {len(few.buckets)} entries instead of "
+            f"{list(few.buckets)} would nearly do, with {_entries(few)} instead of "
             f"{len(best.buckets)}: {percent(few.padding_share)} padding"
         )
     return "; ".join(sentences) or None
+
+
+def _entries(use: Use) -> str:
+    return f"{len(use.buckets)} {'entry' if len(use.buckets) == 1 else 'entries'}"
 
 
 def percent(share: float) -> str:

@@ -19,6 +19,7 @@ from nxbucket.toolkit.choice.inputs import (
     counting,
     find_model_file,
     lists_of,
+    note_on_file,
     note_on_target,
     server_of,
     times_of,
@@ -75,7 +76,8 @@ class _Workload:
 def make_advice(options: AdviseOptions) -> tuple[AdviceReport, DeploySpec | None]:
     """Raises UsageError, TraceError, SpecError, EnvironmentProblem."""
     _check(options)
-    server = server_of(find_model_file(options.model_yaml, options.limits), options.limits)
+    file = find_model_file(options.model_yaml, options.limits)
+    server = server_of(file, options.limits)
     spec = server.spec
     costs = costs_of(options.costs)
     times = times_of(costs, options.costs, options.roofline, spec)
@@ -91,7 +93,7 @@ def make_advice(options: AdviseOptions) -> tuple[AdviceReport, DeploySpec | None
     with counting("choosing"):
         prefill, decode = advise(goal, work.chunks, work.batches, server.lists)
         holdouts = [] if trace is None else hold_out(goal, trace, server.lists, options.servers)
-    notes = list(work.notes)
+    notes = [*note_on_file(options.model_yaml is not None, file), *work.notes]
     if spec is not None:
         notes += note_on_target(costs, spec.target)
     if times.is_assumed and decode is not None and trace is not None:

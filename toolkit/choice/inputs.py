@@ -69,6 +69,13 @@ def find_model_file(given: Path | None, options: LimitOptions) -> Path | None:
     )
 
 
+def note_on_file(given: bool, file: Path | None) -> list[str]:
+    """A model file that nobody named counts all the same, as in every command."""
+    if given or file is None:
+        return []
+    return [f"limits and lists are those of {file} here, where no option says otherwise"]
+
+
 @dataclass(frozen=True)
 class Server:
     """What is advised or simulated. `lists`: of the model file, those that its limits still fit.

@@ -19,6 +19,7 @@ from nxbucket.toolkit.choice.inputs import (
     costs_of,
     counting,
     find_model_file,
+    note_on_file,
     note_on_target,
     server_of,
     times_of,
@@ -66,7 +67,7 @@ def run_simulations(options: SimulateOptions) -> Simulated:
         files.append(find_model_file(None, options.limits))
     check_servers(options.servers)
     trace = share_of(trace_of(options.trace, options.requests), options.servers)
-    notes = list(trace.notes)
+    notes = [*note_on_file(bool(options.model_files), files[0]), *trace.notes]
     scenarios: list[tuple[Deployment, StepTimes]] = []
     for file in files:
         server = server_of(file, options.limits)
@@ -85,7 +86,7 @@ def run_simulations(options: SimulateOptions) -> Simulated:
         with counting(f"replaying {scenario.name}") as progress:
             simulations.append(simulate(trace, scenario, times, progress))
         if sentence := simulations[-1].overload:
-            notes.append(sentence)
+            notes.append(f"{scenario.name}: {sentence}")
     return Simulated(trace, [times for _, times in scenarios], simulations, notes)
 
 

@@ -76,8 +76,8 @@ class Simulation:
         if has_room or last == 0:
             return None
         return (
-            f"{self.deployment.name}: the server cannot keep up; {behind:,.0f} s of work are left "
-            f"when the last request comes, and half of all take {usual:,.0f} s or longer"
+            f"the server cannot keep up: {behind:,.0f} s of work are left when the last request "
+            f"comes, and half of all take {usual:,.0f} s or longer"
         )
 
     @property
