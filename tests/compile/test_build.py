@@ -236,7 +236,7 @@ def test_a_compile_whose_children_hold_too_much_is_killed_and_tried_once_more_al
         r"held (0\.\d\d) GiB of memory, and the limit is 0.29 GiB", failed.detail or ""
     )
     assert held is not None
-    assert 0.3 < float(held[1]) < 0.6
+    assert 0.29 < float(held[1]) < 0.6
     assert "--max-rss-gib" in (failed.hint or "")
     assert bench.compiled().count("prefill_s32") == 2
     assert bench.reporter.lines[-2:] == ["started prefill_s32", "failed prefill_s32"]
