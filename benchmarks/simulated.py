@@ -63,6 +63,8 @@ from nxbucket.serve.calibrate import (
 from nxbucket.serve.engine_args import locked_args, preflight
 from nxbucket.serve.served import resolve
 from nxbucket.toolkit.choice.costs import Costs
+from nxbucket.toolkit.choice.deployments import deployment_of
+from nxbucket.toolkit.choice.inputs import NO_LIMITS, server_of
 from nxbucket.toolkit.choice.replay import Deployment
 from nxbucket.toolkit.choice.simulator import simulate
 from nxbucket.toolkit.choice.step_times import from_costs
@@ -215,9 +217,10 @@ class Bench:
             locked_args(self.spec, self.served),
             self.served.architecture.vocab_size,
         )
-        self.deployment = Deployment.of(self.spec, "served")
         trace = read_trace(find_trace(trace_name))
         self.trace = scaled(trace, num_requests, self.spec.max_model_len)
+        server = server_of(model_file, NO_LIMITS)
+        self.deployment = deployment_of(server.limits, self.trace, server.lists)
 
     def costs(self, way: str) -> Costs:
         self.engine.clock = clock_of(way)

@@ -4,7 +4,6 @@ Serving always goes through it, so a server needs no compiler and computes no ke
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from math import ceil
@@ -21,6 +20,7 @@ from nxbucket.compile.toolchain import Toolchain
 from nxbucket.toolkit.architecture import Architecture, Rope
 from nxbucket.toolkit.errors import CacheError, LockError
 from nxbucket.toolkit.spec import DeploySpec
+from nxbucket.toolkit.whole_file import write_whole
 
 FORMAT = 2
 MAX_LOCK_BYTES = 16 << 20
@@ -304,13 +304,9 @@ def write_lock(lock: Lock, path: Path) -> bool:
             return False
     except OSError:
         pass
-    # Its own name: two compiles of one model file may end at the same moment.
-    staged = path.with_name(f".{os.getpid()}.{path.name}.tmp")
     try:
-        staged.write_bytes(payload)
-        staged.replace(path)
+        write_whole(path, payload)
     except OSError as err:
-        staged.unlink(missing_ok=True)
         raise LockError(
             f"{path}: cannot write the lock file: {err.strerror or err}",
             hint="keep the model file in a writable folder",

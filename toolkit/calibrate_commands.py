@@ -10,6 +10,7 @@ import typer
 from nxbucket.toolkit import output
 from nxbucket.toolkit.arguments import Json, ModelFile, Remote, examples, model_or_lock_file
 from nxbucket.toolkit.errors import EnvironmentProblem, NxbucketError, UsageError
+from nxbucket.toolkit.whole_file import write_whole
 
 if TYPE_CHECKING:
     from nxbucket.toolkit.choice.costs import Costs
@@ -103,14 +104,11 @@ def check_not_of_another(costs_file: Path, target: str) -> None:
 
 def write_costs(costs: "Costs", file: Path) -> None:
     """Whole or not at all. Raises EnvironmentProblem if it cannot be written."""
-    staged = file.with_name(f".{os.getpid()}.{file.name}.tmp")
+    text = json.dumps(costs.model_dump(mode="json"), indent=2) + "\n"
     try:
-        staged.write_text(json.dumps(costs.model_dump(mode="json"), indent=2) + "\n")
-        staged.replace(file)
+        write_whole(file, text.encode())
     except OSError as err:
         raise EnvironmentProblem(
             f"{file}: cannot be written: {err.strerror or err}",
             hint="name a file in a writable folder with --output",
         ) from err
-    finally:
-        staged.unlink(missing_ok=True)

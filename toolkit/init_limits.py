@@ -15,6 +15,7 @@ from nxbucket.compile.neuron.instances import target_of
 from nxbucket.compile.program import ITEM_BYTES, kv_bytes_per_token
 from nxbucket.compile.programs.weights import weight_specs
 from nxbucket.toolkit.architecture import Architecture, ModelConfig
+from nxbucket.toolkit.buckets import get_default_num_seqs_buckets
 from nxbucket.toolkit.model_folder import FoundModel
 from nxbucket.toolkit.profile_check import Verdict, judge
 from nxbucket.toolkit.profiles import Profile, load_profile, match
@@ -148,7 +149,7 @@ def _length(profile: Profile) -> int:
 def _whole(own: Limits, profile: Profile, values: Mapping[str, Any]) -> Limits:
     """Its values, checked with this model; a list it leaves out is ours."""
     lists = values["neuron_config"]
-    prefill, decode = own.prefill_sizes, _powers_of_two(values["max_num_seqs"])
+    prefill, decode = own.prefill_sizes, get_default_num_seqs_buckets(values["max_num_seqs"])
     if "num_batched_tokens_buckets" in profile.neuron_config:
         prefill = lists["num_batched_tokens_buckets"]
     if "num_seqs_buckets" in profile.neuron_config:
@@ -234,7 +235,9 @@ def _with_sizes(
     taken += sizes
     budget = max(wanted.max_num_seqs, min(own.max_num_batched_tokens, wanted.max_model_len))
     return replace(
-        wanted, max_num_batched_tokens=budget, decode_sizes=_powers_of_two(wanted.max_num_seqs)
+        wanted,
+        max_num_batched_tokens=budget,
+        decode_sizes=tuple(get_default_num_seqs_buckets(wanted.max_num_seqs)),
     )
 
 
@@ -260,7 +263,3 @@ def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(v) is int and v > 0 for v in value):
         return ()
     return tuple(value) if value == sorted(set(value)) else ()
-
-
-def _powers_of_two(last: int) -> tuple[int, ...]:
-    return tuple(1 << n for n in range(last.bit_length()))

@@ -1,7 +1,7 @@
 """The bucket lists that serve a workload best, beside lists that people write by hand."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nxbucket.compile.program import Phase
@@ -10,7 +10,7 @@ from nxbucket.toolkit.buckets import (
     get_default_num_seqs_buckets,
 )
 from nxbucket.toolkit.choice.costs import Curve
-from nxbucket.toolkit.choice.solver import Axis, best_lists, best_within, steps_by_candidate
+from nxbucket.toolkit.choice.solver import Axis, Choice, best_lists, best_within, steps_by_candidate
 from nxbucket.toolkit.choice.step_times import NS_PER_S, StepTimes
 from nxbucket.toolkit.choice.workload import (
     Lists,
@@ -157,16 +157,22 @@ def advise(
         kept = now.get("decode", goal.decode.powers_of_two)
         rows = [_used(goal, goal.decode, bucket) for bucket in kept]
         budgets = [b - sum(row[i] for row in rows) for i, b in enumerate(budgets)]
-    axes = [_axis(goal, wanted, sizes, wanted.max_entries) for wanted, sizes in work]
+    axes = [_axis(goal, wanted, sizes) for wanted, sizes in work]
+    curves = [best_lists(axis) for axis in axes]
+    limited = [
+        replace(axis, max_programs=min(wanted.max_entries, axis.max_programs))
+        for axis, (wanted, _) in zip(axes, work, strict=True)
+    ]
     if not budgets:
-        chosen = [best_lists(axis)[-1].buckets for axis in axes]
-    elif found := best_within(axes, budgets):
-        chosen = [choice.buckets for choice in found]
+        pairs = zip(curves, limited, strict=True)
+        chosen = [curve[axis.max_programs - 1] for curve, axis in pairs]
+    elif found := best_within(limited, budgets):
+        chosen = found
     else:
-        raise _too_tight(goal, axes, budgets)
+        raise _too_tight(goal, limited, budgets)
     advice = [
-        _advice(goal, wanted, sizes, buckets, now.get(wanted.phase))
-        for (wanted, sizes), buckets in zip(work, chosen, strict=True)
+        _advice(goal, wanted, sizes, best, curve, now.get(wanted.phase))
+        for (wanted, sizes), best, curve in zip(work, chosen, curves, strict=True)
     ]
     return advice[0], advice[1] if len(advice) > 1 else None
 
@@ -175,7 +181,8 @@ def _advice(
     goal: Goal,
     wanted: ListGoal,
     sizes: StepSizes,
-    buckets: Sequence[int],
+    best: Choice,
+    curve: Sequence[Choice],
     now: Sequence[int] | None,
 ) -> Advice:
     by_hand = percentile_list(sizes.counts, wanted.max_entries, wanted.grid, wanted.last)
@@ -185,21 +192,21 @@ def _advice(
     }
     if now is not None:
         compared["now"] = use_of(sizes, now)
-    axis = _axis(goal, wanted, sizes, max(CURVE_ENTRIES, wanted.max_entries))
-    curve = tuple(use_of(sizes, choice.buckets) for choice in best_lists(axis))
     return Advice(
         wanted.phase,
         sizes,
-        use_of(sizes, buckets),
-        curve,
+        use_of(sizes, best.buckets),
+        tuple(use_of(sizes, choice.buckets) for choice in curve),
         compared,
         wanted.step_s,
         goal.minimizes,
     )
 
 
-def _axis(goal: Goal, wanted: ListGoal, sizes: StepSizes, max_entries: int) -> Axis:
-    """Buckets between two sizes that occur are left out: what a step, a compile and a program cost
+def _axis(goal: Goal, wanted: ListGoal, sizes: StepSizes) -> Axis:
+    """As long as the curve, whatever the list may be.
+
+    Buckets between two sizes that occur are left out: what a step, a compile and a program cost
     never falls with size, so the lower end of such a gap does as well."""
     last, grid = wanted.last, wanted.grid
     candidates = sorted({min(last, rounded_up(size, grid)) for size in sizes.counts} | {last})
@@ -217,7 +224,7 @@ def _axis(goal: Goal, wanted: ListGoal, sizes: StepSizes, max_entries: int) -> A
         tuple(candidates),
         costs,
         steps_by_candidate(sizes.counts, candidates),
-        min(max_entries, len(candidates)),
+        min(max(CURVE_ENTRIES, wanted.max_entries), len(candidates)),
         tuple(_used(goal, wanted, bucket) for bucket in candidates),
     )
 

@@ -27,7 +27,6 @@ from nxbucket.toolkit.buckets import get_bucket_for_count
 from nxbucket.toolkit.choice.step_times import NS_PER_S, StepTimes
 from nxbucket.toolkit.choice.trace import Trace, usable_cache
 from nxbucket.toolkit.errors import TraceError
-from nxbucket.toolkit.spec import DeploySpec
 
 MAX_NS = (1 << 63) // 2
 """What a column of 64 bits holds, and more than anybody replays."""
@@ -47,21 +46,6 @@ class Deployment:
     num_kv_blocks: int
     enable_prefix_caching: bool = True
     max_consecutive_prefills: int = DEFAULT_MAX_CONSECUTIVE_PREFILLS
-
-    @classmethod
-    def of(cls, spec: DeploySpec, name: str) -> "Deployment":
-        neuron = spec.neuron_config
-        return cls(
-            name=name,
-            prefill_buckets=neuron.num_batched_tokens_buckets,
-            decode_buckets=neuron.num_seqs_buckets,
-            max_num_seqs=spec.max_num_seqs,
-            max_num_batched_tokens=spec.effective_max_num_batched_tokens,
-            max_model_len=spec.max_model_len,
-            block_size=spec.block_size,
-            num_kv_blocks=spec.num_kv_blocks,
-            enable_prefix_caching=spec.enable_prefix_caching,
-        )
 
 
 @dataclass(slots=True, eq=False)

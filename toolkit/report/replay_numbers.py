@@ -1,6 +1,6 @@
 """A replay, made small enough to draw: quantiles, windows of time, the first steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,18 +72,6 @@ def cumulative_of_times(spent: Mapping[int, float], most: int = 150) -> Cumulati
             shares.append(min(1.0, reached))
     shares[-1] = 1.0
     return Cumulative(tuple(values), tuple(shares))
-
-
-def cumulative_at(values: "array[float]", shares: Sequence[float]) -> list[float] | None:
-    """The values at these shares, by nearest rank; None of nothing."""
-    import numpy as np
-
-    if not values:
-        return None
-    size = len(values)
-    ranks = [max(0, min(size - 1, -(-round(share * size * 1e6) // 10**6) - 1)) for share in shares]
-    ordered = np.partition(np.frombuffer(values, dtype=np.float64), sorted(set(ranks)))
-    return [float(ordered[rank]) for rank in ranks]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """Where a report goes, and what has to be there before one is worth starting on."""
 
-import os
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from nxbucket.toolkit.errors import EnvironmentProblem, UsageError
+from nxbucket.toolkit.whole_file import write_whole
 
 INSTALL = "pip install 'nxbucket[report]'"
 
@@ -29,13 +28,9 @@ def without_matplotlib() -> EnvironmentProblem:
 def write_report(path: Path, html: str) -> None:
     """All of it or nothing. Raises UsageError and EnvironmentProblem."""
     check_report(path)
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(html, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, html.encode())
     except OSError as err:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise EnvironmentProblem(
             f"cannot write the report {path}: {err.strerror or err}",
             hint="name a file in a folder that can be written",

@@ -4,7 +4,8 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from nxbucket.compile.program import Phase
-from nxbucket.serve.policy import BucketUse
+from nxbucket.serve.policy import BucketUse, padding_share
+from nxbucket.toolkit.choice.simulate_report import QUANTILES, quantile
 from nxbucket.toolkit.choice.simulator import Simulation
 from nxbucket.toolkit.report.bucket_figure import Bar, Panel, paint_buckets
 from nxbucket.toolkit.report.numbers import percent, seconds, tick_percent, whole
@@ -14,7 +15,6 @@ from nxbucket.toolkit.report.replay_numbers import (
     Strip,
     Windows,
     cumulative,
-    cumulative_at,
     cumulative_of_times,
     first_steps,
     letter_of,
@@ -29,7 +29,6 @@ from nxbucket.toolkit.report.time_figures import (
     paint_timeline,
 )
 
-_LEVELS = (0.5, 0.95, 0.99)
 _TIMES: dict[str, tuple[str, Callable[[Simulation], "array[float]"]]] = {
     "ttft": ("Time to the first token", lambda s: s.ttft_s),
     "tpot": ("Time per token after the first", lambda s: s.tpot_s),
@@ -73,10 +72,11 @@ def _letters(scenarios: Scenarios) -> list[str]:
 def _summary(scenarios: Scenarios) -> Table:
     rows: list[list[str]] = []
     for name, (_, times_of) in _TIMES.items():
-        found = [cumulative_at(times_of(s), _LEVELS) for _, s in scenarios]
-        for i, level in enumerate(_LEVELS):
-            cells = ["–" if values is None else seconds(values[i]) for values in found]
-            rows.append([f"{_SHORT[name]} p{100 * level:.0f}", *cells])
+        ordered = [sorted(times_of(s)) for _, s in scenarios]
+        for level in QUANTILES:
+            found = [quantile(values, level) for values in ordered]
+            cells = ["–" if value is None else seconds(value) for value in found]
+            rows.append([f"{_SHORT[name]} p{level}", *cells])
     each: dict[str, Callable[[Simulation], str]] = {
         "output tokens per second": lambda s: f"{s.output_tokens_per_s:,.1f}",
         "requests per second": lambda s: f"{s.requests_per_s:,.2f}",
@@ -98,9 +98,7 @@ def _summary(scenarios: Scenarios) -> Table:
 
 
 def _padding_share(uses: Mapping[int, BucketUse]) -> str:
-    real = sum(use.real for use in uses.values())
-    padding = sum(use.padding for use in uses.values())
-    return percent(padding / (real + padding)) if real else "–"
+    return percent(padding_share(uses)) if any(use.real for use in uses.values()) else "–"
 
 
 def _share_of_time(simulation: Simulation, phase: str) -> str:
